@@ -20,6 +20,7 @@ from narrowcast.platform.host_time import host_time
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs import outputs, recorder, run_folder
 
 Variant = Callable[[], AbstractContextManager[Any]]
@@ -56,7 +57,7 @@ def _position_first() -> AbstractContextManager[Any]:
         self.cursor.save(self._folder)
         try:
             if rows := self._journal.rounds[before:]:
-                mlflow_run.send_rounds(self._uri, self.cursor.run_id, rows)
+                mlflow_run.send_rounds(self._store, self.cursor.run_id, rows)
         except mlflow_run.STORE_ERRORS:
             self.cursor = replace(self.cursor, sent_rounds=before)
 
@@ -68,7 +69,7 @@ def _sent_before_synced() -> AbstractContextManager[Any]:
         try:
             before = self.cursor.sent_rounds
             if rows := self._journal.rounds[before:]:
-                sent = mlflow_run.send_rounds(self._uri, self.cursor.run_id, rows)
+                sent = mlflow_run.send_rounds(self._store, self.cursor.run_id, rows)
                 self.cursor = replace(self.cursor, sent_rounds=before + sent)
             self.cursor.save(self._folder)
         except mlflow_run.STORE_ERRORS:
@@ -80,8 +81,8 @@ def _sent_before_synced() -> AbstractContextManager[Any]:
 def _new_stamps() -> AbstractContextManager[Any]:
     whole = mlflow_run.send_rounds
 
-    def send(uri: str, run_id: str, rows: Any) -> int:
-        return whole(uri, run_id, [{**row, "logged_at_ms": int(host_time().wall() * 1000)} for row in rows])
+    def send(store: StoreAddress, run_id: str, rows: Any) -> int:
+        return whole(store, run_id, [{**row, "logged_at_ms": int(host_time().wall() * 1000)} for row in rows])
 
     return patch.object(mlflow_run, "send_rounds", send)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
 from studies import nested_runs
 
@@ -20,7 +21,7 @@ def test_a_process_that_sends_the_trial_of_another_uses_its_run(tmp_path: Path, 
     client = MlflowClient(uri)
     experiment = client.create_experiment("narrowcast")
     parent = client.create_run(experiment, tags={"kind": "study"}).info.run_id
-    first, second = StudyStore(uri, parent), StudyStore(uri, parent)
+    first, second = (StudyStore(StoreAddress(uri), parent) for _ in range(2))
     first.open()
     if second_reads == "before the first sends":
         assert second.open() == {}
@@ -47,7 +48,7 @@ def test_a_trial_that_cannot_be_sent_is_said_and_the_others_are_sent(
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri)
     parent = client.create_run(client.create_experiment("study")).info
-    store = StudyStore(uri, parent.run_id)
+    store = StudyStore(StoreAddress(uri), parent.run_id)
     assert store.open() == {}
     for each in (trial("0", 0.25), trial("1", "no number"), trial("2", 0.75)):
         store.put(each)

@@ -22,6 +22,7 @@ from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.journal_lines import read_lines
 from narrowcast.platform.tracking.mlflow_run import send_rounds
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs import session
 from narrowcast.runs.prepare import PreparedRun, prepare_resume
 from narrowcast.runs.recorder import recorded
@@ -170,9 +171,9 @@ def test_what_mlflow_has_is_in_the_journal_and_what_the_cursor_counts_is_in_mlfl
     """So a round that is sent again has its first time stamp, under which the store has it once; none is left out."""
     disk, sent = RecordingDisk(), [(0, 0)]
 
-    def send(uri: str, run_id: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    def send(store: StoreAddress, run_id: str, rows: Sequence[Mapping[str, Any]]) -> int:
         before = len(disk.operations)
-        count = send_rounds(uri, run_id, rows)
+        count = send_rounds(store, run_id, rows)
         sent.append((before, rows[count - 1]["round"]))
         return count
 

@@ -24,6 +24,7 @@ from narrowcast.cluster.node_probe import versions
 from narrowcast.cluster.preflight import judge, judge_nodes
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs.capacity import check_capacity
 from narrowcast.runs.submission import Submission, _paths_in, prepare, with_password
 from studies import ONE_OBJECTIVE, RATES
@@ -94,9 +95,14 @@ def test_a_password_goes_into_the_packed_folder_and_nowhere_else(
     )  # a user is one more
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "bob@lab")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "a/b")
-    assert with_password("https://mlflow.example.org/x") == "https://bob%40lab:a%2Fb@mlflow.example.org/x"
-    assert with_password("https://alice:pa55@mlflow.example.org") == "https://alice:pa55@mlflow.example.org"
-    assert with_password("postgresql://db/x") == "postgresql://db/x"
+    for address, with_bobs in (
+        ("https://mlflow.example.org/x", "https://bob%40lab:a%2Fb@mlflow.example.org/x"),
+        ("https://elsewhere.example.org/x", "https://elsewhere.example.org/x"),
+        ("https://alice:pa55@mlflow.example.org", "https://alice:pa55@mlflow.example.org"),
+        ("postgresql://db/x", "postgresql://db/x"),
+    ):
+        assert with_password(StoreAddress(address)) == with_bobs
+    assert with_password(StoreAddress("https://own.org", "user")) == "https://bob%40lab:a%2Fb@own.org"
 
 
 def test_a_study_runs_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +115,7 @@ def test_a_study_runs_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sent.values["study"] == {"trials": 5}
     assert sent.values["experiment"] == {
         "base": "files/base.yaml",
-        "tracking": {"uri": "https://mlflow.example.org"},
+        "tracking": {"uri": "https://mlflow.example.org", "credentials": "environment"},
     }
     assert sent.files == {"files/base.yaml": base}
     assert sent.name.startswith("mine-")
@@ -163,12 +169,12 @@ def test_a_benchmark_and_a_study_of_solves_run_as_one(tmp_path: Path, monkeypatc
     sent = prepare(str(tmp_path / "mine.yaml"), ["workers=3", "backend=ray"], name=None, output="/runs")
     assert sent.command == "python -m narrowcast benchmark config.yaml --output /runs"
     assert (sent.values["workers"], sent.values["backend"]) == (3, "ray")
-    assert sent.values["solve"] == {"tracking": {"uri": "https://mlflow.example.org"}}
+    assert sent.values["solve"] == {"tracking": {"uri": "https://mlflow.example.org", "credentials": "environment"}}
     assert sent.values["solvers"]["octave"]["script"] == "files/octave-als.m"
     assert sent.files == {"files/octave-als.m": tmp_path / "als.m"}
     study = prepare("scaled-asd-rank", ["study.trials=5"], name="ranks", output="/runs")
     assert study.command == "python -m narrowcast tune config.yaml --output /runs"
-    assert study.values["solve"]["tracking"] == {"uri": "https://mlflow.example.org"}
+    assert study.values["solve"]["tracking"] == {"uri": "https://mlflow.example.org", "credentials": "environment"}
 
 
 @pytest.mark.parametrize(

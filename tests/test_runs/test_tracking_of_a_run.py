@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from narrowcast.platform import plugins
 from narrowcast.platform.disk import Disk, using
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs.late_delivery import send_missing
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -57,6 +60,9 @@ def output(_first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     cursor = Cursor.load(output / "digits")
     there = {**vars(cursor), "uri": f"sqlite:///{output}/mlflow.db", "folder": str(output / "digits")}
     Cursor(**there).save(output / "digits")
+    with closing(sqlite3.connect(output / "mlflow.db")) as store, store:
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+            store.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(_first), str(output)))
     return output
 
 
@@ -184,14 +190,14 @@ def test_a_disk_that_fails_is_not_reported_as_the_store_s_fault(output: Path, ca
     folder = output / "digits"
     cursor = Cursor(Cursor.load(folder).uri, Cursor.load(folder).run_id)
     with using(FailingDisk()):
-        sender = Sender(folder, cursor.uri, cursor, Journal.open(folder))
+        sender = Sender(folder, StoreAddress(cursor.uri), cursor, Journal.open(folder))
         assert not sender.close(60, "FAILED")
     assert [each.getMessage().partition(" (")[0] for each in caplog.records] == [f"cannot write to {folder}"]
 
 
 def test_two_runs_report_the_outage_of_their_store_once(output: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder, uri = output / "digits", "http://127.0.0.1:9"
-    senders = [Sender(folder, uri, Cursor(uri, "a"), Journal.open(folder)) for _ in range(2)]
+    senders = [Sender(folder, StoreAddress(uri), Cursor(uri, "a"), Journal.open(folder)) for _ in range(2)]
     assert not any(each.close(60, "FAILED") for each in senders)
     assert sum("the MLflow store is down" in each.getMessage() for each in caplog.records) == 1
 

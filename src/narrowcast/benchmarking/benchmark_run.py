@@ -15,6 +15,7 @@ from narrowcast.benchmarking.instance_runner import WorkerMemory, solve_instance
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.cluster.worker_pool import LocalPool, WorkerPool, dispatch
 from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs.run_folder import make_writable
 from narrowcast.runs.run_place import checked_store
 
@@ -26,7 +27,7 @@ class PreparedBenchmark:
     benchmark: Benchmark
     folder: BenchmarkFolder
     left: Sequence[Instance]
-    store_uri: str
+    store: StoreAddress
 
 
 def prepare_benchmark(benchmark: Benchmark, output: Path, *, retry: bool = False) -> PreparedBenchmark:
@@ -39,11 +40,11 @@ def prepare_benchmark(benchmark: Benchmark, output: Path, *, retry: bool = False
         _ray_backend(benchmark).check_workers("workers")
     make_writable(output)
     folder.create()
-    uri = checked_store(benchmark.instances[0].solve, folder.path)
+    store = checked_store(benchmark.instances[0].solve, folder.path)
     with folder.locked():
         left = folder.left(benchmark.instances, retry=retry)
         folder.write(benchmark)
-    return PreparedBenchmark(benchmark, folder, left, uri)
+    return PreparedBenchmark(benchmark, folder, left, store)
 
 
 def run_benchmark(prepared: PreparedBenchmark, observe: Observer = lambda _, __: None) -> BenchmarkResult:

@@ -55,7 +55,6 @@ def benchmark(
     from narrowcast.benchmarking.benchmark_folder import TABLE
     from narrowcast.benchmarking.benchmark_run import prepare_benchmark, run_benchmark
     from narrowcast.cluster.resources import check_address_of
-    from narrowcast.platform.redaction import hide_secrets
 
     if benchmark is None:
         table = Table("benchmark", "description", box=None, pad_edge=False)
@@ -81,7 +80,7 @@ def benchmark(
         terminal.print(part)
     click.echo(f"table   {folder / TABLE}")
     ui = shlex.join(["narrowcast", "ui", "--output", str(folder)])
-    click.echo(f"MLflow  {hide_secrets(prepared.store_uri)}\n        open it with: {ui}")
+    click.echo(f"MLflow  {prepared.store.shown}\n        open it with: {ui}")
     failed = result.failures()
     for name, reason in failed.items():
         click.echo(f"narrowcast: {name} failed: {reason}", err=True)

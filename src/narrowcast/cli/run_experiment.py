@@ -89,7 +89,6 @@ def run(
     with second_process():  # begins to import MLflow at once
         with uncollected():
             from narrowcast.experiment import Experiment
-            from narrowcast.platform.redaction import hide_secrets
             from narrowcast.runs import session
             from narrowcast.runs.progress import ProgressDisplay
 
@@ -115,7 +114,7 @@ def run(
                 raise
             raise RunFailed(f"interrupted; resume with: {session.resume_command(runs)}") from None
     ended = zip((each.folder for each in runs), results, strict=True)
-    _report([folder for folder, result in ended if isinstance(result, dict)], hide_secrets(runs[0].store_uri))
+    _report([folder for folder, result in ended if isinstance(result, dict)], runs[0].store.shown)
     if failed := session.failures(runs, results):
         raise RunFailed(failed)
 

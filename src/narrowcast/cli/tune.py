@@ -84,7 +84,6 @@ def tune(
 
 def _run(file: StudyFile, output: Path, again: str) -> None:
     from narrowcast.platform.config import command
-    from narrowcast.platform.redaction import hide_secrets
     from narrowcast.tuning.study import prepare_study, run_study
     from narrowcast.tuning.study_display import StudyDisplay
     from narrowcast.tuning.trial_record import counts
@@ -100,7 +99,7 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
     _print_result(file, result)
     for path in result.files:
         click.echo(path)
-    click.echo(f"MLflow  {hide_secrets(prepared.uri)}\n        look at it with: {command('ui', '--output', output)}")
+    click.echo(f"MLflow  {prepared.store.shown}\n        look at it with: {command('ui', '--output', output)}")
     if result.best:
         click.echo(f"        run the best again with: {command('run', result.folder / 'best.yaml')}")
 

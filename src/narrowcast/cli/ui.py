@@ -24,15 +24,15 @@ _SECONDS_TO_END = 10.0
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
 def ui(output: Path, port: int) -> None:
     """Open the MLflow UI with the runs of the output folder, for this machine only (127.0.0.1)."""
-    from narrowcast.platform.redaction import hide_secrets
     from narrowcast.platform.tracking.mlflow_store import pages_of_runs
     from narrowcast.platform.tracking.mlflow_view import EXPERIMENTS
     from narrowcast.platform.tracking.store_address import Tracking
 
     check_installed("mlflow", "narrowcast ui")
-    uri = Tracking().resolve(output)
+    store = Tracking().resolve(output)
+    uri = store.uri
     if uri.startswith(("http://", "https://")):
-        raise UserError(f"the runs are tracked at {hide_secrets(uri)}; open that address in a browser")
+        raise UserError(f"the runs are tracked at {store.shown}; open that address in a browser")
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
         raise UserError(f"no runs in {output}; start one with narrowcast run, or give another folder with --output")
     with socket.socket() as free:
@@ -41,7 +41,7 @@ def ui(output: Path, port: int) -> None:
             free.bind(("127.0.0.1", port))
         except OSError as error:
             raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
-    for name, place in pages_of_runs(uri).items():  # MLflow's first page is for something else
+    for name, place in pages_of_runs(store).items():  # MLflow's first page is for something else
         click.echo(f"runs of {name}: http://127.0.0.1:{port}/{place}")
     click.echo(f"MLflow UI on http://127.0.0.1:{port}/{EXPERIMENTS} (stop with Ctrl-C)")
     if (status := _serve(uri, port)) is not None:

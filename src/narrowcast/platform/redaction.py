@@ -20,7 +20,7 @@ T = TypeVar("T")
 _DATABASES = frozenset(("postgresql", "postgres", "mysql", "mariadb", "sqlite", "mssql", "oracle", "cockroachdb"))
 _SECRET = "password|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key(?:[_-]?id)?|signature|credentials?"
 _SECRET_NAME = re.compile(rf".*(?:{_SECRET})|sig|auth|key", re.IGNORECASE)
-_ASSIGNMENT = re.compile(rf"([\w-]*(?:{_SECRET})=)(?!\*\*\*)(?:\"[^\"]*\"|'[^']*'|[^\s&,;)]+)", re.IGNORECASE)
+_ASSIGNMENT = re.compile(rf"([\w-]*(?:{_SECRET})=)(?!\*\*\*|environment\b)(?:\"[^\"]*\"|'[^']*'|[^\s&,;)]+)", re.IGNORECASE)
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://\S+")
 _AROUND = "'\"`)>],;:."
 

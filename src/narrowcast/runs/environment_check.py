@@ -24,9 +24,8 @@ from narrowcast.cluster.ray_token import check_token, token, token_path
 from narrowcast.experiment import Experiment
 from narrowcast.platform.data import fetch
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store
-from narrowcast.platform.tracking.store_address import Tracking
+from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
 
 _GIB = 2**30
 _LITTLE_DISK_GIB, _LITTLE_MEMORY_GIB = 2.0, 2.0
@@ -157,13 +156,13 @@ def _data(experiment: Experiment | None) -> Finding:
     return Finding("data", "ok" if there else "note", found, "" if there else f"narrowcast data fetch {missing[0]}")
 
 
-def _store(uri: str) -> Finding:
-    shown = hide_secrets(uri)
+def _store(store: StoreAddress) -> Finding:
+    uri, shown = store.uri, store.shown
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return Finding("MLflow store", "ok", f"{shown}, which the first run creates")
 
     def answers() -> str:
-        check_store(uri)
+        check_store(store)
         return shown
 
     return _try("MLflow store", answers)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from narrowcast.platform.config import command, flatten, read_yaml, validate
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.redaction import has_hidden, hide_secrets
+from narrowcast.platform.redaction import has_hidden
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run, open_run, why_lost
-from narrowcast.platform.tracking.store_address import Tracking
+from narrowcast.platform.tracking.store_address import StoreAddress, Tracking, local_path
+from narrowcast.platform.trust import is_trusted
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.any_result import read_any_file
 from narrowcast.runs.closing_entries import closing_entries
@@ -28,36 +28,51 @@ def send_missing(folder: Path, uri: str | None) -> int:
     `uri` overrides the store that the run started with. A store that does not have the run gets a new one, with all
     rounds. Raise `UserError` if a password is needed and not given, `RunFailed` if the store stops answering.
     """
-    known = Cursor.find(folder) if (folder / CONFIG).is_file() else Cursor.load(folder)
-    uri = (
-        uri
-        or os.environ.get("MLFLOW_TRACKING_URI")
-        or (known.uri if known else _tracking(folder)[0].resolve(folder.parent))
-    )
-    if has_hidden(uri):
-        raise UserError(f"{folder} was tracked at {uri}, whose password is not kept; give it with --tracking-uri")
+    store = StoreAddress(uri, "user") if uri else _store(folder)
+    if has_hidden(store.uri):
+        raise UserError(f"{folder} was tracked at {store.uri}, whose password is not kept; give it with --tracking-uri")
     with locked(folder):
-        check_store(uri)
-        cursor = _cursor(folder, uri)
+        check_store(store, f"give --tracking-uri {store.shown}")
+        cursor = _cursor(folder, store)
         journal = Journal.open(folder)
-        sender = Sender(folder, uri, cursor, journal)
+        sender = Sender(folder, store, cursor, journal)
         finished = (folder / RESULT).is_file()
         status = "FINISHED" if finished else cursor.status
         tags, costs = closing_entries(read_any_file(folder).model_dump()) if finished else ({}, {})
-        if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
-            raise RunFailed(f"the store at {hide_secrets(uri)} went down again; later run: {command('sync', folder)}")
+        if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, store, sender.cursor, tags, costs)):
+            raise RunFailed(f"the store at {store.shown} went down again; later run: {command('sync', folder)}")
     return len(journal.rounds) - cursor.sent_rounds
 
 
-def _cursor(folder: Path, uri: str) -> Cursor:
+def _store(folder: Path) -> StoreAddress:
+    """Return the address of the environment, else that of the folder, which may be another person's.
+
+    What the folder says of credentials counts where the user trusts it. It makes no database outside its own place.
+    """
+    if (own := Tracking().resolve(folder.parent)).named_by == "user":
+        return own
+    known = Cursor.find(folder) if (folder / CONFIG).is_file() else Cursor.load(folder)
+    saved = (
+        _tracking(folder)[0] if known is None or (is_trusted(folder) and (folder / CONFIG).is_file()) else Tracking()
+    )
+    store = saved.model_copy(update={"uri": known.uri if known else saved.uri}).resolve(folder.parent)
+    if store.named_by == "user" and is_trusted(folder):
+        return store
+    path = local_path(store.uri)
+    if path is not None and not path.exists() and not path.is_relative_to(folder.parent.resolve()):
+        raise UserError(f"{folder} was tracked at {store.shown}, which is not there; give a store with --tracking-uri")
+    return replace(store, named_by="folder")
+
+
+def _cursor(folder: Path, store: StoreAddress) -> Cursor:
     """Return the position in the run of the store, which is created if the store does not have it."""
     cursor = Cursor.find(folder)
-    lost = why_lost(folder, uri, cursor)
+    lost = why_lost(folder, store, cursor)
     if cursor is not None and not lost:
         return cursor
     tracking, params = _tracking(folder)
     tags, data = ({}, {}) if cursor is None else (cursor.tags, cursor.data)
-    new = open_run(folder, tracking, params, tags, data, uri)
+    new = open_run(folder, tracking, params, tags, data, store)
     new = replace(new, status=cursor.status if cursor else new.status)
     new.save(folder)
     logger.warning("%s; its rounds go to a new run, %s", lost, new.run_id)

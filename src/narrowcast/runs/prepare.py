@@ -22,6 +22,7 @@ from narrowcast.platform.state import RunState, start
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.partition_report import begin_figure
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.earlier_runs import has_one_seed, of_one_seed, saved_experiment
@@ -45,13 +46,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that has passed every check and has written nothing yet; `store_uri` is that of MLflow."""
+    """A run that has passed every check and has written nothing yet; `store` is that of MLflow."""
 
     experiment: Experiment
     run: Run
     state: RunState
     folder: Path
-    store_uri: str
+    store: StoreAddress
     resuming: bool = False
     outdated: bool = False
     """True if the checkpoint to resume from was written with the field names of an earlier version."""
@@ -110,8 +111,8 @@ def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -
     run = checked_run(experiment, data)
     state = start(run)
     _check_targets(run, experiment, state)
-    folder, uri = new_place(experiment, output)
-    return PreparedRun(experiment, run, state, folder, uri)
+    folder, store = new_place(experiment, output)
+    return PreparedRun(experiment, run, state, folder, store)
 
 
 def load_data(experiment: Experiment) -> Dataset:
@@ -172,9 +173,9 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     # Without a checkpoint, a power cut came before the first one.
     state, digest = (start(run), experiment.digest()) if kept is None else (kept.state, kept.digest)
     _check_targets(run, experiment, state)
-    uri = checked_store(experiment, folder.parent)
+    store = checked_store(experiment, folder.parent)
     state, outdated = replace(state, settled_round=written), digest != experiment.digest()
-    return PreparedRun(experiment, run, state, folder, uri, resuming=True, outdated=outdated)
+    return PreparedRun(experiment, run, state, folder, store, resuming=True, outdated=outdated)
 
 
 def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:

@@ -13,6 +13,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.iterations import Iteration, SolveState, begin, iterations, measured
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.runs import packaged
 from narrowcast.runs.outputs import git_commit
@@ -34,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedSolve:
-    """A solve that has passed every check and has written nothing yet; `store_uri` is that of MLflow."""
+    """A solve that has passed every check and has written nothing yet; `store` is that of MLflow."""
 
     solve: Solve
     problem: Problem
     state: SolveState
     folder: Path
-    store_uri: str
+    store: StoreAddress
     resuming: bool = False
     outdated: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from narrowcast.platform.described import Described
 from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.store_address import Tracking
+from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
 
 WriteOutputs = Callable[[Journal, Any, str], dict[str, Any]]
 """Writes the outputs of a finished run from its journal, its state and the id of its MLflow run.
@@ -54,7 +54,7 @@ class RunConfig(Protocol):
 
 
 class Recordable(Protocol):
-    """A run that has passed every check and has written nothing yet; `store_uri` is that of MLflow."""
+    """A run that has passed every check and has written nothing yet; `store` is that of MLflow."""
 
     @property
     def config(self) -> RunConfig:
@@ -67,7 +67,7 @@ class Recordable(Protocol):
         ...
 
     @property
-    def store_uri(self) -> str:
+    def store(self) -> StoreAddress:
         """The address of the MLflow store."""
         ...
 

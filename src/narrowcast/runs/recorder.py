@@ -128,16 +128,16 @@ def _opened(prepared: Recordable) -> Cursor:
     """Create the MLflow run."""
     config = prepared.config
     params = flatten(config.plain())
-    return open_run(prepared.folder, config.tracking, params, prepared.tags(), prepared.about, prepared.store_uri)
+    return open_run(prepared.folder, config.tracking, params, prepared.tags(), prepared.about, prepared.store)
 
 
 def _reopened(prepared: Recordable) -> Cursor:
     """Continue the MLflow run; if the store does not have it any more, create one that gets the rounds so far too."""
-    folder, uri = prepared.folder, prepared.store_uri
+    folder, store = prepared.folder, prepared.store
     cursor = Cursor.find(folder)
-    lost = why_lost(folder, uri, cursor)
+    lost = why_lost(folder, store, cursor)
     if cursor is not None and not lost:
-        reopen_run(uri, cursor.run_id)
+        reopen_run(store, cursor.run_id)
         return replace(cursor, closed=False)
     cursor = _opened(prepared)
     logger.warning("%s; its rounds go to a new run, %s", lost, cursor.run_id)
@@ -149,7 +149,7 @@ def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitore
 
     A new run that fails before its first checkpoint leaves no folder.
     """
-    config, folder, uri = prepared.config, prepared.folder, prepared.store_uri
+    config, folder, store = prepared.config, prepared.folder, prepared.store
     recorder: Recorder | None = None
     sender: Sender | None = None
     stop_monitor: Callable[[], None] | None = None
@@ -163,9 +163,9 @@ def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitore
         write_config(config, folder)
         journal = Journal.open(folder, prepared.state.step)
         watch, write_outputs = prepared.watch(journal), prepared.begin_outputs()
-        sender = Sender(folder, uri, cursor, journal)
+        sender = Sender(folder, store, cursor, journal)
         measured = monitored and config.tracking.system_metrics
-        stop_monitor = monitor_system(uri, cursor.run_id, enabled=measured, resume=prepared.resuming)
+        stop_monitor = monitor_system(store, cursor.run_id, enabled=measured, resume=prepared.resuming)
         recorder = Recorder(prepared, journal, sender, on_round, watch, write_outputs, prepared.state)
         if not prepared.state.step:
             recorder.checkpoint(prepared.state)
@@ -184,7 +184,7 @@ def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitore
                 stop_monitor()
             sent = sender is None or sender.close(config.tracking.flush_seconds, status)
             last = replace(cursor, status=status) if sender is None else sender.cursor
-            closed = sent and close_run(folder, uri, last, {**prepared.tags(), **last_tags}, costs)
+            closed = sent and close_run(folder, store, last, {**prepared.tags(), **last_tags}, costs)
         finally:  # also if this is interrupted
             if not resumable:
                 remove_tree(folder)

@@ -16,6 +16,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.step import KeptState
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import check_store
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs.recordable import RunConfig
 from narrowcast.runs.run_folder import CONFIG, checkpoint_place, free_folder, make_writable
 
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 StateT = TypeVar("StateT", bound=KeptState)
 
 
-def new_place(config: RunConfig, output: Path) -> tuple[Path, str]:
+def new_place(config: RunConfig, output: Path) -> tuple[Path, StoreAddress]:
     """Return the folder of a new run and its store after checks of both; an output folder made in vain is removed."""
     plugins.files_of(config.plain())  # of which the run will keep copies
     created = not output.exists()
@@ -32,20 +33,20 @@ def new_place(config: RunConfig, output: Path) -> tuple[Path, str]:
     try:
         if config.checkpoint_path is not None:  # before the store, of which a new file would be left
             check_place(checkpoint_place(config, folder))
-        uri = checked_store(config, output)
+        store = checked_store(config, output)
     except UserError:
         if created:
             with suppress(OSError):
                 disk().remove_folder(output)
         raise
-    return folder, uri
+    return folder, store
 
 
-def checked_store(config: RunConfig, output: Path) -> str:
-    """Return the URI of the tracking store after the check that it answers."""
-    uri = config.tracking.resolve(output)
-    check_store(uri)
-    return uri
+def checked_store(config: RunConfig, output: Path) -> StoreAddress:
+    """Return the address of the tracking store after the check that it answers."""
+    store = config.tracking.resolve(output)
+    check_store(store)
+    return store
 
 
 def check_resumable(folder: Path, changed: RunConfig | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from pydantic import BaseModel
 
@@ -29,6 +29,7 @@ from narrowcast.platform.config import plugin_folders, write_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import set_value
 from narrowcast.platform.redaction import hide_secrets, redact, redact_values
+from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
 from narrowcast.runs.packaged import names_solve, read_benchmark, read_experiment, read_study
 from narrowcast.solve_run import Solve, load_solve
 
@@ -90,7 +91,7 @@ def prepare(
     name = name or f"{experiment.name}-{sha256[:8]}"
     experiment = load(source, [*overrides, f"name={json.dumps(name)}"])  # which refuses a name that is none
     values, _ = with_files(experiment)
-    values["tracking"]["uri"] = with_password(experiment.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI"))
+    values["tracking"] |= _store_of_job(experiment.tracking)
     if isinstance(experiment, Experiment) and isinstance(experiment.backend, RayBackend):
         values["backend"]["address"] = None  # the cluster that the job is on
     command = shlex.join(["python", "-m", "narrowcast", "run", _CONFIG, "--continue", "--output", output])
@@ -125,12 +126,24 @@ def submit(
         return jobs.start(submission.name, attempt, submission.command, runtime_env, submission.metadata()), True
 
 
-def with_password(uri: str | None) -> str | None:
-    """The URI with MLFLOW_TRACKING_USERNAME and _PASSWORD in it, where these are set and it has none of its own."""
+def _store_of_job(tracking: Tracking) -> dict[str, str | None]:
+    """Return the store of a job as fields of `tracking`: that of the file, else of this machine's environment, if any.
+
+    The job's own environment need not name it, so the job is told whether it may have credentials.
+    """
+    store = tracking.resolve(Path())
+    store.say_what_is_withheld("set tracking.credentials=environment")
+    if tracking.uri is None and store.named_by != "user":
+        return {"uri": None}
+    return {"uri": with_password(store), "credentials": "environment" if store.named_by == "user" else None}
+
+
+def with_password(store: StoreAddress) -> str:
+    """Return the URI with MLFLOW_TRACKING_USERNAME and _PASSWORD in it, if the store gets them and has no other."""
     user, password = (os.environ.get(f"MLFLOW_TRACKING_{each}") for each in ("USERNAME", "PASSWORD"))
-    if not uri or not user or urlsplit(uri).scheme not in ("http", "https") or hide_secrets(uri) != uri:
-        return uri
-    scheme, _, rest = uri.partition("://")
+    if not user or not store.gets_credentials(store.uri) or store.shown != store.uri:
+        return store.uri
+    scheme, _, rest = store.uri.partition("://")
     return f"{scheme}://{quote(user, safe='')}:{quote(password or '', safe='')}@{rest}"
 
 
@@ -158,7 +171,7 @@ def _prepare_study(
         files |= {"files/base.yaml": Path(base)}
         files |= plugins.files_of(read_experiment(base)[0], plugin_folders(base))
         set_value(study, f"{section}.base", "files/base.yaml")
-    _set_store(study, f"{section}.tracking.uri", "a study's")
+    _set_store(study, f"{section}.tracking", "a study's")
     return _of_several_runs("tune", study, source, files, name, output, variables)
 
 
@@ -167,7 +180,7 @@ def _prepare_benchmark(
 ) -> Submission:
     benchmark.setdefault("backend", "ray")
     benchmark["address"] = None  # the cluster that the job is on
-    _set_store(benchmark, "solve.tracking.uri", "a benchmark's")
+    _set_store(benchmark, "solve.tracking", "a benchmark's")
     files = plugins.files_of(benchmark, plugin_folders(source))
     for label, solver in benchmark.get("solvers", {}).items():
         if isinstance(solver, dict) and "script" in solver and (script := Path(str(solver["script"]))).is_file():
@@ -178,10 +191,13 @@ def _prepare_benchmark(
 
 def _set_store(values: dict[str, Any], path: str, whose: str) -> None:
     """Set the store of this machine's environment, if it has one."""
-    if uri := with_password(os.environ.get("MLFLOW_TRACKING_URI")):
-        if hide_secrets(uri) != uri:
-            raise UserError(f"{whose} store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
-        set_value(values, path, uri)
+    of_job = _store_of_job(Tracking())
+    if (uri := of_job["uri"]) is None:
+        return
+    if hide_secrets(uri) != uri:
+        raise UserError(f"{whose} store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
+    for key, value in of_job.items():
+        set_value(values, f"{path}.{key}", value)
 
 
 def _of_several_runs(

@@ -19,6 +19,7 @@ from narrowcast.platform.disk import make_folders
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.study_run import StudyStore
 from narrowcast.platform.tracking.units import counted
 from narrowcast.runs.outputs import git_commit
@@ -44,7 +45,7 @@ class PreparedStudy:
     client: StudyClient
     shared: Any
     folder: StudyFolder
-    uri: str
+    store: StoreAddress
     storage: str
 
 
@@ -65,8 +66,8 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     folder = StudyFolder(output / file.name)
     if (folder.path / "config.yaml").is_file():
         raise UserError(f"{folder.path} is a run's folder; give the study another name")
-    uri = file.build({}).tracking.resolve(output)
-    check_store(uri)
+    store = file.build({}).tracking.resolve(output)
+    check_store(store)
     storage = file.settings.storage or str(folder.path / JOURNAL)
     opened = open_storage(storage, file.settings.storage_timeout_seconds)
     digest, former = file.digest(), file.former_digest()
@@ -76,7 +77,7 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     file = replace(file, one_seed=client.of_earlier_version)
     make_folders(folder.path)
     folder.write_yaml("study.yaml", file.plain())
-    return PreparedStudy(file, client, shared, folder, uri, storage)
+    return PreparedStudy(file, client, shared, folder, store, storage)
 
 
 def _check_files_of_trials(file: StudyFile, client: StudyClient) -> None:
@@ -98,7 +99,7 @@ def run_study(prepared: PreparedStudy, observe: Observer = lambda _: None) -> St
     """Run trials until there are enough, then evaluate the best on test; raise `RunFailed` if no trial is usable."""
     began = time.monotonic()
     file, folder = prepared.file, prepared.folder
-    store = StudyStore(prepared.uri, _mlflow_run(prepared))
+    store = StudyStore(prepared.store, _mlflow_run(prepared))
     trials = StudyTrials(file, prepared.client, folder, store, observe)
     trials.resend(store.open())
     status, result = "FAILED", StudyResult(folder.path, (), shares=file.shares)
@@ -143,9 +144,9 @@ def _worker_pool(file: StudyFile, shared: Any) -> AbstractContextManager[WorkerP
 def _mlflow_run(prepared: PreparedStudy) -> str:
     """Return the id of the study's run in this store; the process that created the study opens it, others wait."""
     file, study, client = prepared.file, prepared.client.study, prepared.client
-    store = prepared.uri
-    where = store if "://" in store and not store.startswith("sqlite") else socket.gethostname()
-    key = "mlflow:" + hashlib.sha256(f"{where} {hide_secrets(store)}".encode()).hexdigest()[:16]
+    uri = prepared.store.uri
+    where = uri if "://" in uri and not uri.startswith("sqlite") else socket.gethostname()
+    key = "mlflow:" + hashlib.sha256(f"{where} {prepared.store.shown}".encode()).hexdigest()[:16]
     deadline = time.monotonic() + (0 if client.created else _JOIN_SECONDS)
     while key not in study.user_attrs and time.monotonic() < deadline and not client.trials():
         time.sleep(0.2)
@@ -154,7 +155,8 @@ def _mlflow_run(prepared: PreparedStudy) -> str:
         params = flatten(base.plain()) | {f"study.{name}": value for name, value in flatten(_params(file)).items()}
         tags = {"kind": "study", "git_commit": git_commit() or "unknown", "narrowcast_version": __version__}
         data = prepared.shared.data
-        study.set_user_attr(key, open_run(prepared.folder.path, base.tracking, params, tags, data).run_id)
+        cursor = open_run(prepared.folder.path, base.tracking, params, tags, data, prepared.store)
+        study.set_user_attr(key, cursor.run_id)
     return str(study.user_attrs[key])
 
 

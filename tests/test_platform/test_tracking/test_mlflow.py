@@ -23,6 +23,7 @@ from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.mlflow_store import pages_of_runs
 from narrowcast.platform.tracking.mlflow_view import set_up_view
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs import session
 from narrowcast.runs.late_delivery import send_missing
 from narrowcast.runs.outputs import git_commit, write_outputs
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 def finished(tmp_path_factory: pytest.TempPathFactory) -> TrackedRun:
     experiment = load("tracking.system_metrics=true")
     prepared = prepare(experiment, tmp_path_factory.mktemp("runs"))
-    client = MlflowClient(prepared.store_uri)
+    client = MlflowClient(prepared.store.uri)
 
     def wait_for_a_sample(row: Mapping[str, Any]) -> None:
         deadline = time.monotonic() + 60
@@ -120,7 +121,7 @@ def test_what_is_too_large_for_the_store_stays_in_the_folder(
 
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: TrackedRun, tmp_path: Path) -> None:
     prepared = prepare(load("tracking.system_metrics=false"), tmp_path)
-    client = MlflowClient(prepared.store_uri)
+    client = MlflowClient(prepared.store.uri)
 
     def interrupt(row: Mapping[str, Any]) -> None:
         if row["round"] == 5:  # the last checkpoint is of round 3
@@ -159,7 +160,7 @@ def test_an_interrupt_while_the_result_is_written_finds_the_run_over(
     result = json.loads((prepared.folder / "result.json").read_text())
     assert result["model_sha256"] == finished.result["model_sha256"]
     assert not (prepared.folder / "checkpoint").exists()
-    run = MlflowClient(prepared.store_uri).get_run(result["mlflow_run_id"])
+    run = MlflowClient(prepared.store.uri).get_run(result["mlflow_run_id"])
     assert (run.info.status, run.data.tags["model_sha256"]) == ("FINISHED", result["model_sha256"])
 
 
@@ -202,7 +203,7 @@ def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
     result = session.run(first, nothing)
     with pytest.raises(UserError, match=f"another run has just taken {first.folder}; start this one again"):
         session.run(second, nothing)
-    client = MlflowClient(first.store_uri)
+    client = MlflowClient(first.store.uri)
     (run,) = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
     assert run.data.params["seed"] == "1"
     assert prepare_resume(first.folder, None).experiment.seed == 1
@@ -235,7 +236,7 @@ def test_the_page_of_the_runs_has_columns_and_charts_of_what_they_measured(finis
     sections = {each["uuid"] for each in state["compareRunSections"]}
     assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} <= sections
     assert not any("/" in name for name in measured if not name.startswith("system/"))  # a section for each would be
-    assert pages_of_runs(f"sqlite:///{finished.folder.parent}/mlflow.db") == {
+    assert pages_of_runs(StoreAddress(f"sqlite:///{finished.folder.parent}/mlflow.db")) == {
         "narrowcast": f"#/experiments/{experiment.experiment_id}/runs"
         "?workflowType=machine_learning&viewStateShareKey=narrowcast"
     }

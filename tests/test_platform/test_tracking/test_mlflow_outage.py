@@ -18,6 +18,7 @@ from mlflow_server import MlflowServer
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.mlflow_run import Cursor
+from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs import session
 from narrowcast.runs.late_delivery import send_missing
 from narrowcast.runs.prepare import prepare, prepare_resume
@@ -113,7 +114,7 @@ def test_the_machines_load_is_logged_again_once_the_store_is_back(
     played = run_tracked(tmp_path, load(f"tracking.uri={server.uri}", "tracking.system_metrics=false"))
     run_id = played.run.info.run_id
     played.client.update_run(run_id, status="RUNNING")
-    stop = mlflow_run.monitor_system(server.uri, run_id, enabled=True, resume=False)
+    stop = mlflow_run.monitor_system(StoreAddress(server.uri), run_id, enabled=True, resume=False)
 
     def samples(least: int) -> int:
         deadline = time.monotonic() + 60

@@ -23,6 +23,7 @@ from narrowcast.platform.tracking import second_process as module
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_run import Cursor
 from narrowcast.platform.tracking.second_process import FIGURES, MLFLOW, SecondProcess, begin, call, second_process
+from narrowcast.platform.tracking.store_address import StoreAddress
 
 TOKEN = "t0k3n-of-a-test"
 
@@ -73,7 +74,7 @@ def test_calls_outlive_signals_and_raise_what_they_would_here(process: SecondPro
         process._process.send_signal(number) if _listens(process, number) else pytest.fail(f"{number} ends it")
     assert call(MLFLOW, "metric_name", "hr@10") == "hr_at_10"
     with pytest.raises(UserError, match="no MLflow store answers at nonsense://"):
-        call(MLFLOW, "check_store", "nonsense://store")
+        call(MLFLOW, "check_store", StoreAddress("nonsense://store"))
     with pytest.raises(FileNotFoundError):
         call(FIGURES, "figures_of_files", {"rounds.parquet": tmp_path / "none"}, "a run")
     with pytest.raises(RuntimeError, match="InvalidVersion: Invalid version: 'none'"):
@@ -103,7 +104,7 @@ def test_a_token_set_meanwhile_reaches_the_store_and_no_command_line(
                     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", value)
                 else:
                     monkeypatch.delenv("MLFLOW_TRACKING_TOKEN")
-                call(MLFLOW, "check_store", f"http://127.0.0.1:{server.server_port}")
+                call(MLFLOW, "check_store", StoreAddress(f"http://127.0.0.1:{server.server_port}", "user"))
         finally:
             server.shutdown()
             thread.join()

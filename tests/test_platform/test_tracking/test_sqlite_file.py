@@ -11,6 +11,7 @@ import pytest
 
 from narrowcast.platform.tracking import sqlite_file
 from narrowcast.platform.tracking.mlflow_run import check_store
+from narrowcast.platform.tracking.store_address import StoreAddress
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -38,7 +39,7 @@ def test_a_store_that_was_being_made_by_a_killed_process_is_made_anew(
     killed.join()
     assert killed.exitcode == 9
     assert [each.name for each in path.parent.iterdir()] == ["mlflow.db.part"]
-    check_store(f"sqlite:///{path}")
+    check_store(StoreAddress(f"sqlite:///{path}"))
     assert [each.name for each in path.parent.iterdir()] == ["mlflow.db"]
 
 

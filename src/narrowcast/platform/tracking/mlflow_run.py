@@ -20,10 +20,10 @@ from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.described import Described
 from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.host_time import host_time
-from narrowcast.platform.redaction import hide_secrets, redact
+from narrowcast.platform.redaction import redact
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.second_process import MLFLOW, CallsClosedError, call
-from narrowcast.platform.tracking.store_address import Tracking
+from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
 
 logger = logging.getLogger(__name__)
 _CURSOR = "tracking.json"
@@ -79,9 +79,13 @@ class Cursor:
         write_atomically(folder / _CURSOR, json.dumps(asdict(self)).encode())
 
 
-def check_store(uri: str) -> None:
-    """Raise `UserError` within seconds if no tracking store answers at the URI."""
-    call(MLFLOW, "check_store", uri)
+def check_store(store: StoreAddress, remedy: str = "set tracking.credentials=environment") -> None:
+    """Raise `UserError` within seconds if no tracking store answers at the address.
+
+    `remedy` is how the user lets the store have the credentials of the environment.
+    """
+    store.say_what_is_withheld(remedy)
+    call(MLFLOW, "check_store", store)
 
 
 def open_run(
@@ -90,20 +94,18 @@ def open_run(
     params: Mapping[str, Any],
     tags: Mapping[str, str],
     data: Described | Mapping[str, str],
-    uri: str | None = None,
+    store: StoreAddress,
 ) -> Cursor:
     """Create an MLflow run of the folder's name with its params, tags and data set, and return its first position.
 
-    `uri` is the address of the store if it is not that of `tracking`; `data` may be `Cursor.data` of an earlier run.
+    `data` may be `Cursor.data` of an earlier run.
     """
-    output = folder.parent
-    uri = uri or tracking.resolve(output)
-    artifacts = (output.resolve() / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
+    artifacts = (folder.parent.resolve() / "mlartifacts").as_uri() if store.uri.startswith("sqlite:") else None
     shown = {key: redact(str(value)) for key, value in params.items()}
     about = dict(data) if isinstance(data, Mapping) else _dataset(data)
-    arguments = (uri, tracking.experiment, artifacts, folder.name, shown, dict(tags), about)
+    arguments = (store, tracking.experiment, artifacts, folder.name, shown, dict(tags), about)
     run_id = str(call(MLFLOW, "open_run", *arguments))
-    return Cursor(hide_secrets(uri), run_id, folder=str(folder.resolve()), tags=dict(tags), data=about)
+    return Cursor(store.shown, run_id, folder=str(folder.resolve()), tags=dict(tags), data=about)
 
 
 def _dataset(data: Described) -> dict[str, str]:
@@ -116,12 +118,12 @@ def _dataset(data: Described) -> dict[str, str]:
     }
 
 
-def reopen_run(uri: str, run_id: str) -> None:
+def reopen_run(store: StoreAddress, run_id: str) -> None:
     """Mark a run as running again; raise `UserError` if the store refuses."""
-    call(MLFLOW, "reopen_run", uri, run_id)
+    call(MLFLOW, "reopen_run", store, run_id)
 
 
-def why_lost(folder: Path, uri: str, cursor: Cursor | None) -> str:
+def why_lost(folder: Path, store: StoreAddress, cursor: Cursor | None) -> str:
     """Return why the run of a folder needs another MLflow run, empty if it goes on in its own.
 
     Raise `UserError` if the store does not answer.
@@ -133,32 +135,32 @@ def why_lost(folder: Path, uri: str, cursor: Cursor | None) -> str:
     if is_copy and (other := Cursor.find(original)) is not None and other.run_id == cursor.run_id:
         return f"{folder} is a copy of {original}, to which MLflow run {cursor.run_id} belongs"
     try:
-        if call(MLFLOW, "has_run", uri, cursor.run_id):
+        if call(MLFLOW, "has_run", store, cursor.run_id):
             return ""
     except StoreError as error:
-        raise UserError(
-            f"no MLflow store answers at {hide_secrets(uri)} ({error}); start it, then try again"
-        ) from error
-    return f"the MLflow store at {hide_secrets(uri)} has no run {cursor.run_id}, or it was deleted"
+        raise UserError(f"no MLflow store answers at {store.shown} ({error}); start it, then try again") from error
+    return f"the MLflow store at {store.shown} has no run {cursor.run_id}, or it was deleted"
 
 
-def send_rounds(uri: str, run_id: str, rows: Sequence[Mapping[str, Any]]) -> int:
+def send_rounds(store: StoreAddress, run_id: str, rows: Sequence[Mapping[str, Any]]) -> int:
     """Send the first rows, as many as fit one batch of metrics; return their number."""
     totals = accumulate(len(row) for row in rows)
     fitting = max(1, sum(total <= _METRICS_AT_ONCE for total in totals))
-    call(MLFLOW, "send_rounds", uri, run_id, [dict(row) for row in rows[:fitting]])
+    call(MLFLOW, "send_rounds", store, run_id, [dict(row) for row in rows[:fitting]])
     return min(fitting, len(rows))
 
 
-def monitor_system(uri: str, run_id: str, *, enabled: bool, resume: bool) -> Callable[[], None]:
+def monitor_system(store: StoreAddress, run_id: str, *, enabled: bool, resume: bool) -> Callable[[], None]:
     """Log the load of this machine to the run until the returned function is called."""
     if not enabled:
         return lambda: None
-    call(MLFLOW, "start_monitor", uri, run_id, resume)
+    call(MLFLOW, "start_monitor", store, run_id, resume)
     return lambda: call(MLFLOW, "finish_monitor", run_id)
 
 
-def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], metrics: Mapping[str, float]) -> bool:
+def close_run(
+    folder: Path, store: StoreAddress, cursor: Cursor, tags: Mapping[str, str], metrics: Mapping[str, float]
+) -> bool:
     """Log the folder of a run as artifacts with its last tags and metrics, and end it; False if the store is down.
 
     Files above 1 GB stay in the folder. The metrics have the time stamp of `result.json`, so that closing a run twice
@@ -175,7 +177,7 @@ def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], m
             within = path.parent.relative_to(folder).as_posix()
             files.append((str(path), None if within == "." else within))
         finished = int((folder / "result.json").stat().st_mtime * 1000) if metrics else 0
-        call(MLFLOW, "close_run", uri, cursor.run_id, files, dict(tags), dict(metrics), finished, cursor.status)
+        call(MLFLOW, "close_run", store, cursor.run_id, files, dict(tags), dict(metrics), finished, cursor.status)
         replace(cursor, closed=True).save(folder)
     except CallsClosedError:
         return False
@@ -219,11 +221,11 @@ _outages = _Outages()
 class Sender:
     """Sends the journal's rounds in the background, retries while the store is down, and records its position."""
 
-    def __init__(self, folder: Path, uri: str, cursor: Cursor, journal: Journal) -> None:
+    def __init__(self, folder: Path, store: StoreAddress, cursor: Cursor, journal: Journal) -> None:
         """Begin to send. The journal's list of rows, which grows, is only read here."""
         self._folder, self._journal = folder, journal
         self.cursor = cursor
-        self._uri = uri
+        self._store = store
         self._disk_failed = False
         self._sending = host_time().repeat(self._send, _RETRY_SECONDS, "mlflow-sender")
 
@@ -238,14 +240,14 @@ class Sender:
                 before = self.cursor.sent_rounds
                 rows = self._journal.rounds[before : before + _ROWS_AT_ONCE]
                 self._journal.sync()  # a round that a power cut took would be sent again with another time stamp
-                sent = send_rounds(self._uri, self.cursor.run_id, rows)
+                sent = send_rounds(self._store, self.cursor.run_id, rows)
                 self.cursor = replace(self.cursor, sent_rounds=before + sent)
-                _outages.end(self._uri, self)
+                _outages.end(self._store.uri, self)
             self.cursor.save(self._folder)
         except CallsClosedError:  # the run was stopped, which is not the store's fault
             return
         except StoreError as error:
-            _outages.begin(self._uri, self, str(error))
+            _outages.begin(self._store.uri, self, str(error))
         except OSError as error:
             if not self._disk_failed:
                 logger.warning("cannot write to %s (%s); its rounds are not sent until that works", self._folder, error)
@@ -257,7 +259,7 @@ class Sender:
     def close(self, wait_seconds: float, status: str) -> bool:
         """Send the remaining rounds of a run that ended with `status`; return whether all were sent in time."""
         ended = self._sending.close(wait_seconds)
-        _outages.end(self._uri, self, answered=False)
+        _outages.end(self._store.uri, self, answered=False)
         self.cursor = replace(self.cursor, status=status)
         try:
             if ended:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial, wraps
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -21,9 +22,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from narrowcast.platform.errors import StoreError, UserError
-from narrowcast.platform.redaction import check_address, has_hidden, hide_secrets, redact
+from narrowcast.platform.redaction import check_address, has_hidden, redact
 from narrowcast.platform.scoped_settings import ScopedSettings
 from narrowcast.platform.tracking.journal_lines import step_of
+from narrowcast.platform.tracking.store_address import StoreAddress
 
 
 def _without_home() -> dict[str, str]:
@@ -61,7 +63,7 @@ with MLFLOW_SETTINGS.in_force():
         MLFLOW_USER,
     )
 
-    from narrowcast.platform.tracking.mlflow_internals import SystemMonitor, has_store
+    from narrowcast.platform.tracking.mlflow_internals import SystemMonitor, has_store, limits_of
     from narrowcast.platform.tracking.mlflow_view import PAGE, set_up_view
     from narrowcast.platform.tracking.sqlite_file import make_sqlite_file
 
@@ -71,12 +73,32 @@ _PARAMS_AT_ONCE = 100
 _DATABASES = ("postgresql", "mysql", "sqlite", "mssql")  # the databases that MLflow documents
 _monitors: dict[str, SystemMonitor] = {}
 """By run; they live in the process that makes the calls."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-@MLFLOW_SETTINGS.in_force()
-def check_store(uri: str) -> None:
-    """Raise `UserError` within seconds if no tracking store answers at the URI."""
-    shown = hide_secrets(uri)
+@contextmanager
+def calls_to(store: StoreAddress) -> Iterator[None]:
+    """Call MLflow in the block, within the limits of the store's address."""
+    with MLFLOW_SETTINGS.in_force(), limits_of(store):
+        yield
+
+
+def _calling(function: Callable[Concatenate[StoreAddress, P], R]) -> Callable[Concatenate[StoreAddress, P], R]:
+    """Return the function with its calls within `calls_to` the store, its first argument."""
+
+    @wraps(function)
+    def calling(store: StoreAddress, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with calls_to(store):
+            return function(store, *args, **kwargs)
+
+    return calling
+
+
+@_calling
+def check_store(store: StoreAddress) -> None:
+    """Raise `UserError` within seconds if no tracking store answers at the address."""
+    uri, shown = store.uri, store.shown
     if has_hidden(uri):
         raise UserError(f"the password of the MLflow store {uri} is not stored; give the full address as tracking.uri=")
     check_address(uri, "tracking.uri")
@@ -106,11 +128,11 @@ def check_store(uri: str) -> None:
         ) from error
 
 
-@MLFLOW_SETTINGS.in_force()
-def pages_of_runs(uri: str) -> dict[str, str]:
+@_calling
+def pages_of_runs(store: StoreAddress) -> dict[str, str]:
     """Return the page of the MLflow UI for each experiment with runs, by its name; raise as `check_store` does."""
-    check_store(uri)
-    client = MlflowClient(uri)
+    check_store(store)
+    client = MlflowClient(store.uri)
     return {
         each.name: PAGE.format(experiment_id=each.experiment_id)
         for each in client.search_experiments()
@@ -136,9 +158,9 @@ def _answering() -> Iterator[None]:
         raise StoreError(short_reason(error)) from error
 
 
-@MLFLOW_SETTINGS.in_force()
+@_calling
 def open_run(
-    uri: str,
+    store: StoreAddress,
     experiment: str,
     artifacts: str | None,
     name: str,
@@ -150,7 +172,7 @@ def open_run(
 
     `artifacts` is the place of the artifacts of an experiment that is new; `data` may be empty.
     """
-    client, run_id = MlflowClient(uri), ""
+    client, run_id = MlflowClient(store.uri), ""
     try:
         run = client.create_run(
             _experiment_id(client, experiment, artifacts), run_name=name, tags={**tags, **origin_tags(name)}
@@ -169,7 +191,7 @@ def open_run(
             with suppress(*STORE_ERRORS):
                 client.set_terminated(run_id, "FAILED")
         raise UserError(
-            f"the MLflow store at {hide_secrets(uri)} refused the run ({short_reason(error)}); check it"
+            f"the MLflow store at {store.shown} refused the run ({short_reason(error)}); check it"
         ) from error
     return run_id
 
@@ -204,8 +226,8 @@ def _experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> st
     return created
 
 
-@MLFLOW_SETTINGS.in_force()
-def send_rounds(uri: str, run_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
+@_calling
+def send_rounds(store: StoreAddress, run_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Send the metrics of rounds or iterations, which are not too many for one batch."""
     metrics = [
         Metric(metric_name(name), float(value), row["logged_at_ms"], step_of(row))
@@ -214,7 +236,7 @@ def send_rounds(uri: str, run_id: str, rows: Iterable[Mapping[str, Any]]) -> Non
         if name not in ("round", "iteration", "logged_at_ms") and value is not None
     ]
     with _answering():
-        MlflowClient(uri).log_batch(run_id, metrics=metrics)
+        MlflowClient(store.uri).log_batch(run_id, metrics=metrics)
 
 
 def _by_interest(entry: tuple[str, Any]) -> int:
@@ -228,24 +250,23 @@ def metric_name(name: str) -> str:
     return name.replace("@", "_at_")
 
 
-@MLFLOW_SETTINGS.in_force()
-def start_monitor(uri: str, run_id: str, resume: bool) -> None:
+@_calling
+def start_monitor(store: StoreAddress, run_id: str, resume: bool) -> None:
     """Begin to log the load of this machine to a run."""
-    _monitors[run_id] = SystemMonitor(uri, run_id, MLFLOW_SETTINGS.in_force, resume=resume)
+    _monitors[run_id] = SystemMonitor(store.uri, run_id, partial(calls_to, store), resume=resume)
 
 
-@MLFLOW_SETTINGS.in_force()
 def finish_monitor(run_id: str) -> None:
     """Stop what `start_monitor` began, unless it has ended with its process."""
     if monitor := _monitors.pop(run_id, None):
         monitor.finish()
 
 
-@MLFLOW_SETTINGS.in_force()
-def has_run(uri: str, run_id: str) -> bool:
+@_calling
+def has_run(store: StoreAddress, run_id: str) -> bool:
     """Return whether the store has this run, and nobody has deleted it; raise `StoreError` if it does not answer."""
     try:
-        return str(MlflowClient(uri).get_run(run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
+        return str(MlflowClient(store.uri).get_run(run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # the latter: no id of a run
             return False
@@ -254,20 +275,20 @@ def has_run(uri: str, run_id: str) -> bool:
         raise StoreError(short_reason(error)) from error
 
 
-@MLFLOW_SETTINGS.in_force()
-def reopen_run(uri: str, run_id: str) -> None:
+@_calling
+def reopen_run(store: StoreAddress, run_id: str) -> None:
     """Mark a run as running again; raise `UserError` if the store refuses."""
     try:
-        MlflowClient(uri).update_run(run_id, status="RUNNING")
+        MlflowClient(store.uri).update_run(run_id, status="RUNNING")
     except STORE_ERRORS as error:
         raise UserError(
-            f"the store at {hide_secrets(uri)} cannot continue MLflow run {run_id} ({short_reason(error)})"
+            f"the store at {store.shown} cannot continue MLflow run {run_id} ({short_reason(error)})"
         ) from error
 
 
-@MLFLOW_SETTINGS.in_force()
+@_calling
 def close_run(
-    uri: str,
+    store: StoreAddress,
     run_id: str,
     files: Iterable[tuple[str, str | None]],
     tags: Mapping[str, str],
@@ -276,7 +297,7 @@ def close_run(
     status: str,
 ) -> None:
     """Log files, each with its folder below that of the run, then the last tags and metrics, and end the run."""
-    client = MlflowClient(uri)
+    client = MlflowClient(store.uri)
     with _answering():
         for path, within in files:
             client.log_artifact(run_id, path, within)

@@ -1,14 +1,68 @@
-"""The address of the tracking store, and its form without secrets; importing this does not import MLflow."""
+"""The address of the tracking store, and who may get credentials; importing this does not import MLflow.
+
+MLflow sends the credentials of the environment to whatever address it is given. Here they go to the host that the
+environment names, and to another only by the user's word.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlparse, urlsplit
 
 from pydantic import Field
 
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.section import Section
+
+logger = logging.getLogger(__name__)
+_CREDENTIALS = ("USERNAME", "TOKEN", "AWS_SIGV4", "AUTH", "CLIENT_CERT_PATH")
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """The address of a store, and whose word it is: of the user, of a file that is run, of a folder that is looked at.
+
+    The user's store gets the credentials of the environment. That of a folder keeps the files of runs itself, since it
+    could name any other place for them, on this machine too.
+    """
+
+    uri: str
+    named_by: Literal["user", "file", "folder"] = "file"
+
+    @property
+    def shown(self) -> str:
+        """The address without secrets."""
+        return hide_secrets(self.uri)
+
+    def gets_credentials(self, url: str) -> bool:
+        """Return whether a request to the URL, which the store may have named, gets those of the environment."""
+        known = {host_of(_environments()), host_of(self.uri) if self.named_by == "user" else None}
+        return host_of(url) in known - {None}
+
+    def may_keep_files_at(self, place: str) -> bool:
+        """Return whether the files of a run may go to a place that the store has named."""
+        if self.named_by != "folder":
+            return True
+        if (path := local_path(place)) is not None:
+            own = local_path(self.uri)
+            return own is not None and path.is_relative_to(own.parent if self.uri.startswith("sqlite:") else own)
+        parts = urlsplit(place)
+        through_store = parts.scheme == "mlflow-artifacts" and parts.netloc in ("", urlsplit(self.uri).netloc)
+        return through_store or host_of(self.uri) in {host_of(place)} - {None}
+
+    def say_what_is_withheld(self, remedy: str) -> None:
+        """Log once that the credentials of the environment are not sent, if there are any, and how to send them."""
+        if self.named_by != "user" and host_of(self.uri) is not None and _has_credentials():
+            _say_once(
+                f"MLflow's credentials of the environment are not sent to {self.shown}, since MLFLOW_TRACKING_URI "
+                f"names {'another host' if host_of(_environments()) else 'no host'}; to send them, {remedy}"
+            )
 
 
 class Tracking(Section):
@@ -17,16 +71,72 @@ class Tracking(Section):
     uri: str | None = Field(
         None, description="MLflow tracking URI; null: MLFLOW_TRACKING_URI, else mlflow.db in the output folder"
     )
+    credentials: Literal["environment"] | None = Field(
+        None,
+        description="environment: MLflow's credentials of the environment are sent to the host of `uri`; null: only "
+        "to that of MLFLOW_TRACKING_URI",
+    )
     experiment: str = Field("narrowcast", min_length=1, description="name of the MLflow experiment")
     system_metrics: bool = Field(True, description="record the use of CPU, memory, disk and network")
     flush_seconds: float = Field(
         30.0, ge=0, description="longest wait, after the last round, for a store that lags or is down"
     )
 
-    def resolve(self, output: Path) -> str:
-        """Return the tracking URI in force."""
-        return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.resolve()}/mlflow.db"
+    def resolve(self, output: Path) -> StoreAddress:
+        """Return the address in force."""
+        if self.uri:
+            of_user = self.credentials is not None or _is_environments(self.uri)
+            return StoreAddress(self.uri, "user" if of_user else "file")
+        if own := _environments():
+            return StoreAddress(own, "user")
+        return StoreAddress(f"sqlite:///{output.resolve()}/mlflow.db")
 
     def without_secrets(self) -> Tracking:
         """Return a copy without the password in the URI."""
         return self.model_copy(update={"uri": hide_secrets(self.uri) if self.uri else None})
+
+
+def host_of(url: str) -> tuple[str, str, int] | None:
+    """Return scheme, host and port of an http address, as the library reads them that connects; None of any other."""
+    if not url.lower().startswith(("http:", "https:")):
+        return None
+    from urllib3.exceptions import LocationParseError
+    from urllib3.util import parse_url
+
+    try:
+        parts = parse_url(url)
+    except LocationParseError:
+        return None
+    if not parts.host or parts.scheme not in _PORTS:
+        return None
+    return parts.scheme, parts.host, parts.port or _PORTS[parts.scheme]
+
+
+def local_path(address: str) -> Path | None:
+    """Return the path of files or of an SQLite database on this machine, links resolved; None of any other address."""
+    scheme, found, rest = address.partition(":")
+    if scheme == "sqlite":
+        return Path(rest.removeprefix("///").partition("?")[0]).resolve()
+    if found and scheme != "file":
+        return None
+    return Path(unquote(urlparse(address).path if found else address)).resolve()  # as MLflow reads them
+
+
+def _environments() -> str:
+    return os.environ.get("MLFLOW_TRACKING_URI", "")
+
+
+def _is_environments(uri: str) -> bool:
+    host = host_of(uri)
+    return uri == _environments() or (host is not None and host == host_of(_environments()))
+
+
+def _has_credentials() -> bool:
+    # expanduser, unlike Path.home, does not raise for a user without a home folder
+    file = Path(os.path.expanduser("~/.mlflow/credentials"))  # noqa: PTH111
+    return file.is_file() or any(os.environ.get(f"MLFLOW_TRACKING_{name}") for name in _CREDENTIALS)
+
+
+@cache
+def _say_once(text: str) -> None:
+    logger.warning("%s", text)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_store import (
     MLFLOW_SETTINGS,
     STORE_ERRORS,
@@ -26,6 +25,7 @@ from narrowcast.platform.tracking.mlflow_store import (
     short_reason,
 )
 from narrowcast.platform.tracking.mlflow_view import set_up_view
+from narrowcast.platform.tracking.store_address import StoreAddress
 
 with MLFLOW_SETTINGS.in_force():
     from mlflow import MlflowClient
@@ -54,8 +54,8 @@ class TrialRun:
 class StudyStore:
     """The nested runs of one parent run. A thread sends them, and retries while the store is down."""
 
-    def __init__(self, uri: str, parent: str) -> None:
-        self._uri, self._parent, self._client = uri, parent, MlflowClient(uri)
+    def __init__(self, store: StoreAddress, parent: str) -> None:
+        self._store, self._parent, self._client = store, parent, MlflowClient(store.uri)
         self._waiting: queue.SimpleQueue[TrialRun | None] = queue.SimpleQueue()
         self._runs: dict[str, str] = {}
         self._states: dict[str, str] = {}
@@ -83,8 +83,7 @@ class StudyStore:
                     break
         except STORE_ERRORS as error:
             raise UserError(
-                f"the MLflow store at {hide_secrets(self._uri)} cannot continue run {self._parent} "
-                f"({short_reason(error)})"
+                f"the MLflow store at {self._store.shown} cannot continue run {self._parent} ({short_reason(error)})"
             ) from error
         self._thread = threading.Thread(target=self._send_all, name="mlflow-study", daemon=True)
         self._thread.start()
