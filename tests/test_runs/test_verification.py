@@ -40,7 +40,7 @@ def folder(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / NAME))
 
 
-def problems(folder: Path, rounds: int = 1) -> dict[str, str]:
+def problems(folder: Path, rounds: int | None = None) -> dict[str, str]:
     return {check.subject: check.problem for check in verify(folder, rounds) if check.problem}
 
 
@@ -107,9 +107,10 @@ def change_model(folder: Path) -> None:
 def test_a_run_as_it_was_written_has_no_problem(folder: Path) -> None:
     said = narrowcast("verify", NAME, "--output", folder.parent)
     assert (said.status, said.err) == (0, "")
-    for subject in ("journal", "checkpoint of round 4", "rounds 1 to 3", "rounds 5 to 6", "model.safetensors"):
+    for subject in ("journal", "checkpoint of round 4", "rounds 1 to 4", "rounds 5 to 6", "model.safetensors"):
         assert f" {subject}  " in said.out
-    assert said.out.count(" ok ") == 10
+    assert said.out.count(" ok ") == sum(not check.skipped for check in verify(folder))
+    assert "not checked: times by the wall clock, git_commit" in " ".join(said.out.split())
 
 
 @pytest.mark.parametrize(
@@ -124,9 +125,13 @@ def test_a_run_as_it_was_written_has_no_problem(folder: Path) -> None:
         (lambda run: change_lines(run, lambda lines: [*lines[:-1], lines[-1][:-9]]), "journal", "line 6 is incomplete"),
         (lambda run: flip(run / "journal.jsonl", 60), "journal", "line 1: "),
         (lambda run: forge(run, 5, loss=0.5), "rounds.parquet", "row 5: loss is "),
-        (lambda run: forge(run, 5, loss=0.5), "round 5", "round 5: repeated, loss is "),
-        (lambda run: forge(run, 1, simulated_seconds=9.0), "round 1", "round 1: repeated, simulated_seconds is "),
-        (lambda run: forge(run, 4, total_uplink_bits=1), "journal", "total_uplink_bits is not the sum"),
+        (lambda run: forge(run, 5, loss=0.5), "rounds 5 to 6", "round 5: repeated, loss is "),
+        (lambda run: forge(run, 5, loss=0.5), "sums", "round 5: loss is 0.5, not "),
+        (lambda run: forge(run, 1, simulated_seconds=9.0), "rounds 1 to 4", "round 1: repeated, simulated_seconds is "),
+        (lambda run: forge(run, 1, simulated_seconds=9.0), "sums", "round 1: simulated_seconds is not the sum"),
+        (lambda run: forge(run, 3, delivered=2), "sums", "round 3: delivered is 2, not 3"),
+        (lambda run: forge(run, 3, allocation_bits=8), "sums", "round 3: its bits are not the sum of its clients'"),
+        (lambda run: forge(run, 4, total_uplink_bits=1), "sums", "total_uplink_bits is not the sum"),
         (lambda run: forge(run, 4, simulated_seconds=9.0), "checkpoint of round 4", "simulated_seconds is "),
         (lambda run: forge(run, 6, **{"test.accuracy": 1.0}), "result.json", "final is "),
         (lambda run: change_table(run / "rounds.parquet", "loss", 0.0), "rounds.parquet", "row 6: loss is 0.0, not "),
@@ -139,7 +144,11 @@ def test_a_run_as_it_was_written_has_no_problem(folder: Path) -> None:
         (lambda run: change_result(run, simulated_seconds=1.0), "result.json", "simulated_seconds is 1.0, not "),
         (lambda run: change_result(run, best={}), "result.json", "best is {}, not "),
         (lambda run: change_result(run, final={"loss": 0.1}), "result.json", 'final is {"loss": 0.1}, not '),
-        (lambda run: change_result(run, seed=1), "result.json", "seed is 1, not 0"),
+        (lambda run: change_result(run, seed=1), "labels", "seed is 1, not 0"),
+        (lambda run: change_result(run, algorithm="mine"), "labels", 'algorithm is "mine", not "fedavg"'),
+        (lambda run: change_result(run, data="imagenet"), "labels", 'data is "imagenet", not '),
+        (lambda run: change_result(run, name="mine"), "labels", f"name is mine, not {NAME}"),
+        (lambda run: change_result(run, baselines={"none": {"test.accuracy": 0.9}}), "baselines", "baselines is "),
         (lambda run: change_result(run, model_sha256="0" * 64), "model.safetensors", "has the model_sha256 0000"),
         (lambda run: (run / "result.json").write_text("{"), "result.json", "unreadable"),
         (change_model, "model.safetensors", "is not that of the last state"),
@@ -158,7 +167,7 @@ def test_a_changed_configuration_is_found(folder: Path) -> None:
     path.write_text(path.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
     found = problems(folder)
     assert found["checkpoint of round 4"] == "its configuration is not that of config.yaml"
-    assert "round 1: repeated, loss is " in found["round 1"]
+    assert "round 1: repeated, loss is " in found["rounds 1 to 4"]
 
 
 def test_a_journal_of_an_earlier_version_is_checked_by_all_but_checksums(folder: Path) -> None:
@@ -166,7 +175,7 @@ def test_a_journal_of_an_earlier_version_is_checked_by_all_but_checksums(folder:
     assert problems(folder) == {}
     assert "6 of them without checksums" in next(iter(verify(folder, 0))).compared
     change_lines(folder, lambda lines: [lines[0].replace(b'"loss": ', b'"loss": 1', 1), *lines[1:]])
-    assert set(problems(folder)) == {"round 1", "rounds.parquet"}
+    assert set(problems(folder)) == {"sums", "rounds 1 to 4", "rounds.parquet"}
 
 
 def test_a_run_of_a_version_with_one_seed_is_repeated_with_its_streams(tmp_path: Path) -> None:
@@ -177,18 +186,32 @@ def test_a_run_of_a_version_with_one_seed_is_repeated_with_its_streams(tmp_path:
     config.write_text("".join(line for line in lines if not line.startswith("client_seed:")))
     (tmp_path / NAME / "model.safetensors").unlink()
     assert problems(tmp_path / NAME) == {}
-    assert [check.subject for check in verify(tmp_path / NAME) if check.skipped] == []
+    assert [check.subject for check in verify(tmp_path / NAME) if check.skipped] == ["the rest"]
     change_result(tmp_path / NAME, model_sha256="0" * 64)
     assert set(problems(tmp_path / NAME)) == {"model.safetensors"}
 
 
 def test_without_checkpoints_the_model_is_checked_by_repeating_the_run(folder: Path) -> None:
     shutil.rmtree(folder / "checkpoint")
-    (skipped,) = (check for check in verify(folder, 1) if check.skipped)
-    assert (skipped.subject, skipped.skipped.endswith("--rounds 6 repeats the run")) == ("model.safetensors", True)
     assert problems(folder, rounds=6) == {}
     change_model(folder)
     assert set(problems(folder, rounds=6)) == {"model.safetensors"}
+
+
+def test_without_checkpoints_the_model_itself_is_measured(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoint")
+    checks = {check.subject: check for check in verify(folder, 0)}
+    assert checks["model.safetensors"].compared.startswith("measured again")
+    assert [check.subject for check in checks.values() if check.problem] == []
+    change_model(folder)
+    assert set(problems(folder, rounds=0)) == {"model.safetensors", "model_sha256"}
+
+
+def test_the_rounds_to_repeat_are_drawn_and_the_rest_is_named(folder: Path) -> None:
+    said = narrowcast("verify", folder, "--rounds", "3", "--seed", "7")
+    assert said.status == 0, said.err
+    assert "3 of 6 (50 %): 1, 5 to 6; drawn with --seed 7" in said.out
+    assert "not checked: the other 3 rounds" in " ".join(said.out.split())
 
 
 def test_an_unfinished_run_is_checked_as_far_as_it_is(folder: Path) -> None:
@@ -203,7 +226,7 @@ def test_an_unfinished_run_is_checked_as_far_as_it_is(folder: Path) -> None:
 def test_failed_checks_are_one_line_and_status_1(folder: Path) -> None:
     change_result(folder, uplink_bits=1)
     said = narrowcast("verify", NAME, "--output", folder.parent)
-    assert_refused(said, "1 of 10 checks failed; the first is result.json: uplink_bits is 1, not ", status=1)
+    assert_refused(said, "1 of 16 checks failed; the first is result.json: uplink_bits is 1, not ", status=1)
     assert_refused(narrowcast("verify", "nope", "--output", folder.parent), "no run at ", "give the name of a run")
 
 

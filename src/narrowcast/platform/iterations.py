@@ -66,7 +66,8 @@ class Stopping(Protocol):
 class SolveState:
     """Everything that the next iteration depends on, and the time of the solver so far, `init` included.
 
-    `measured_work` is the work of all measurements so far, where the problem counts it.
+    `measured_work` is the work of all measurements so far, where the problem counts it. `settled` is the last iteration
+    in the journal and the time of the solver there: of iterations up to it, which a resume repeats, those times count.
     """
 
     iteration: int
@@ -75,6 +76,7 @@ class SolveState:
     residual: float = math.inf
     status: Status = "running"
     measured_work: float = 0.0
+    settled: tuple[int, float] = (0, 0.0)
 
     step_name: ClassVar[str] = ITERATION
 
@@ -174,6 +176,12 @@ def end_of(stopping: Stopping, state: SolveState) -> str | None:
     return None
 
 
+def _ends(stopping: Stopping, state: SolveState) -> bool:
+    """Return whether the solve ends with this state; repeated iterations may take longer than those in the journal."""
+    why = end_of(stopping, state)
+    return why is not None and not (why == "solver_seconds" and state.iteration < state.settled[0])
+
+
 def iterations(
     problem: Problem, solver: Solver, stopping: Stopping, state: SolveState
 ) -> Generator[Iteration, None, None]:
@@ -185,7 +193,7 @@ def iterations(
     """
     kept_at, recorded = host_time().monotonic(), state.iteration
     wall = 0.0 if state.iteration else state.solver_seconds  # the first row has the time of the first state too
-    ended, spaced = end_of(stopping, state) is not None, False
+    ended, spaced = _ends(stopping, state), False
     while not ended:
         metrics: Mapping[str, float] = {}
         measured_for, stopped = 0.0, False
@@ -205,12 +213,14 @@ def iterations(
                     status=report.status,
                 )
                 wall += seconds
+                if state.iteration == state.settled[0]:
+                    state, wall = replace(state, solver_seconds=state.settled[1]), 0.0
                 if not math.isfinite(state.residual) or state.status == "diverged":
                     raise RunFailed(
                         f"the solver diverged: residual {state.residual:g} after iteration {state.iteration}; use "
                         "smaller steps, a lower rank, or another solver"
                     )
-                ended = end_of(stopping, state) is not None
+                ended = _ends(stopping, state)
                 if ended or stopping.evaluates(state.iteration):
                     began = time.perf_counter()
                     work = work_of(problem, solver, state)
@@ -220,8 +230,8 @@ def iterations(
                     elif not spaced:
                         spaced = True
                         logger.warning(_SPACED, work.measurement / max(work.iteration, 1.0))
-                    measured_for = time.perf_counter() - began
-                    wall += measured_for
+                    measuring = time.perf_counter() - began
+                    measured_for, wall = measured_for + measuring, wall + measuring
                 due = ended or bool(metrics) or stopping.records(state.iteration)
         if stopped:
             if state.iteration > recorded:  # a resume needs the journal up to the state that it begins with

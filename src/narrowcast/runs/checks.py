@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ import pyarrow.parquet as pq
 
 from narrowcast.platform.described import Described
 from narrowcast.platform.types import Arrays
+
+_ROUNDING, _TINY = 1e-6, 1e-13
+"""Relative and absolute differences of measured numbers that another kind of processor may make."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,31 @@ def data_check(recorded: Mapping[str, str], data: Described) -> Check:
     return Check(subject, compared)
 
 
-def difference(found: dict[str, Any], expected: dict[str, Any], left_out: Collection[str] = ()) -> str:
+def difference(found: Mapping[str, Any], expected: Mapping[str, Any], left_out: Collection[str] = ()) -> str:
     """Return the first of the expected entries that differs, in words; NaN is equal to itself."""
     for name, value in expected.items():
         if name not in left_out and json.dumps(found.get(name)) != json.dumps(value):
             return f"{name} is {_shown(found.get(name))}, not {_shown(value)}"
     return ""
+
+
+def measured_check(subject: str, compared: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
+    """Compare numbers that were measured again with those recorded; they may differ by rounding, and it says so."""
+    if not (problem := difference(found, expected)):
+        return Check(subject, compared)
+    if all(_is_close(found.get(name), value) for name, value in expected.items()):
+        return Check(subject, f"{compared}; equal but for rounding, as on another kind of processor")
+    return Check(subject, compared, problem)
+
+
+def _is_close(its: Any, value: Any) -> bool:
+    if isinstance(value, list):
+        return isinstance(its, list) and len(its) == len(value) and all(map(_is_close, its, value))
+    if isinstance(value, Mapping):
+        return isinstance(its, Mapping) and its.keys() == value.keys() and all(_is_close(its[n], value[n]) for n in its)
+    if not isinstance(its, float) or not isinstance(value, float):
+        return bool(its == value)
+    return math.isclose(its, value, rel_tol=_ROUNDING, abs_tol=_TINY) or (math.isnan(its) and math.isnan(value))
 
 
 def _shown(value: Any) -> str:
@@ -69,12 +92,12 @@ def table_problem(path: Path, expected: pa.Table) -> str:
     return ""
 
 
-def arrays_problem(found: Arrays, expected: Arrays) -> str:
-    """Return how arrays differ from those of the last state, in words; empty if they do not."""
+def arrays_problem(found: Arrays, expected: Arrays, of: str = "the last state") -> str:
+    """Return how arrays differ from those of a state, the last one by default, in words; empty if they do not."""
     if found.keys() != expected.keys():
         return f"it has the arrays {', '.join(sorted(found)) or 'none'}, not {', '.join(sorted(expected))}"
     for name, values in expected.items():
         its = found[name]
         if its.dtype != values.dtype or its.shape != values.shape or its.tobytes() != values.tobytes():
-            return f"{name} is not that of the last state"
+            return f"{name} is not that of {of}"
     return ""

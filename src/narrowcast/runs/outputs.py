@@ -54,26 +54,16 @@ def write_outputs(
     `partition` returns the figure of the partition as a PNG file.
     """
     tables = journal.write_tables(task.profiles)
-    shares = None if (declared := shares_of(experiment.model)) is None else sorted(declared)
-    plots = begin_plots(tables, f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}", shares)
+    its = labels(experiment, task)
+    plots = begin_plots(tables, f"{folder.name}: {its['algorithm']} on {its['data']}", its["shares"])
     write_model(whole_model(task, experiment.algorithm.final(state.server)), folder / MODEL)
     result = {
         "name": folder.name,
-        "algorithm": experiment.algorithm.kind,
-        "data": task.data.name,
-        "backend": experiment.backend.kind,
-        "execution": task.training.mode(task),
+        **its,
         **measured(journal, experiment, task),
         **baselines_entry(experiment.model, task.data),
-        "lower_is_better": None if (lower := declared_by(experiment.model)) is None else sorted(lower),
-        "shares": shares,
-        "data_sha256": task.data.digest,
         "model_sha256": model_sha256(experiment.algorithm, state),
-        **frozen_entry(task),
-        **personal_entry(experiment),
-        **inputs_entry(task),
         "mlflow_run_id": run_id,
-        "seed": experiment.seed,
         "git_commit": git_commit(),
         "narrowcast_version": __version__,
     }
@@ -82,6 +72,24 @@ def write_outputs(
     sync_all([*tables.values(), *drawn])
     write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
     return result
+
+
+def labels(experiment: Experiment, task: Task) -> dict[str, Any]:
+    """Return the entries of `result.json` that follow from the experiment and its data."""
+    lower, shares = declared_by(experiment.model), shares_of(experiment.model)
+    return {
+        "algorithm": experiment.algorithm.kind,
+        "data": task.data.name,
+        "backend": experiment.backend.kind,
+        "execution": task.training.mode(task),
+        "seed": experiment.seed,
+        "lower_is_better": None if lower is None else sorted(lower),
+        "shares": None if shares is None else sorted(shares),
+        "data_sha256": task.data.digest,
+        **frozen_entry(task),
+        **personal_entry(experiment),
+        **inputs_entry(task),
+    }
 
 
 def personal_entry(experiment: Experiment) -> dict[str, bool]:

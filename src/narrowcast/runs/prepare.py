@@ -154,7 +154,8 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     experiment = changed or saved
     if changed is not None:
         check_same(folder, saved, changed)
-    kept, written = kept_state(folder, saved, RunState)
+    kept, journal = kept_state(folder, saved, RunState)
+    written = journal.last_step
     path = folder / CONFIG
     if kept is not None and kept.digest not in experiment.digests(read_yaml(read_limited(path), str(path))):
         raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the run again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,8 @@ def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = 
     solve = changed or saved
     if changed is not None:
         check_same(folder, saved, changed)
-    kept, written = kept_state(folder, saved, SolveState)
+    kept, journal = kept_state(folder, saved, SolveState)
+    written = journal.last_step
     if kept is not None and kept.digest != solve.digest():
         raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the solve again")
     if solve.iterations < written:
@@ -125,6 +126,8 @@ def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = 
         problem = problem or solve.problem_source.load()
         check_same_data(folder, kept, problem)
         problem, state = _checked(solve, problem), kept.state
+        if written > state.step:
+            state = replace(state, settled=(written, float(journal.rounds[-1]["solver_seconds"])))
     return PreparedSolve(solve, problem, state, folder, checked_store(solve, folder.parent), resuming=True)
 
 

@@ -81,8 +81,8 @@ def check_same_data(folder: Path, kept: Kept[Any] | None, data: Described) -> No
         )
 
 
-def kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[Kept[StateT] | None, int]:
-    """Return the state to resume from, and the last step of the journal.
+def kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[Kept[StateT] | None, Journal]:
+    """Return the state to resume from, and the journal as it is.
 
     There is no state if a power cut came before the first checkpoint.
     """
@@ -91,7 +91,7 @@ def kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[Kept
         journal = Journal.read(folder)
         place = checkpoint_place(saved, folder)
         try:
-            return load_checkpoint(place, kind, journal.last_step, journal.extent), journal.last_step
+            return load_checkpoint(place, kind, journal.last_step, journal.extent), journal
         except NoCheckpointError as error:
             if journal.last_step:
                 done = f"finished {journal.step_name} {journal.last_step}"
@@ -99,4 +99,4 @@ def kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[Kept
                     f"{folder.name} has {done}, but {place} has no checkpoint any more; put one back, or start the run "
                     "again"
                 ) from error
-    return None, 0
+    return None, journal

@@ -19,6 +19,7 @@ from narrowcast.platform.evaluation import hash_arrays
 from narrowcast.platform.iterations import SolveState, end_of
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.journal_lines import step_of
 from narrowcast.platform.tracking.metric_direction import Declared, declared_by, reaches
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.second_process import FIGURES, begin
@@ -37,33 +38,48 @@ def write_solve_outputs(
     title = f"{folder.name}: {solve.solver.kind} on {problem.name}"
     plots = begin(FIGURES, "solve_figures_of_file", table, title)
     write_model(answer, folder / ANSWER)
-    lower, shares = declared_by(solve.problem), shares_of(solve.problem)
     result = {
         "name": folder.name,
-        "solver": solve.solver.kind,
-        "problem": problem.name,
-        "sizes": dict(problem.sizes),
-        "problem_sha256": problem.digest,
+        **labels(solve, problem),
         "stopped_by": end_of(solve, state),
-        "iterations": state.iteration,
-        "residual": state.residual,
-        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
-        "best": journal.best_metrics(lower),
+        **measured(journal, solve),
         **baselines_entry(problem),
-        "targets": targets_of(solve.targets, journal.rounds, lower),
-        "lower_is_better": None if lower is None else sorted(lower),
-        "shares": None if shares is None else sorted(shares),
-        "solver_seconds": state.solver_seconds,
-        "wall_seconds": journal.rounds[-1]["wall_seconds"],
         "answer_sha256": answer_sha256(answer),
         "mlflow_run_id": run_id,
-        "seed": solve.seed,
         "git_commit": git_commit(),
         "narrowcast_version": __version__,
     }
     sync_all([table, *write_plots(plots, folder / "plots")])
     write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
     return result
+
+
+def labels(solve: Solve, problem: Problem) -> dict[str, Any]:
+    """Return the entries of `result.json` that follow from the solve and its problem."""
+    lower, shares = declared_by(solve.problem), shares_of(solve.problem)
+    return {
+        "solver": solve.solver.kind,
+        "problem": problem.name,
+        "sizes": dict(problem.sizes),
+        "problem_sha256": problem.digest,
+        "seed": solve.seed,
+        "lower_is_better": None if lower is None else sorted(lower),
+        "shares": None if shares is None else sorted(shares),
+    }
+
+
+def measured(journal: Journal, solve: Solve) -> dict[str, Any]:
+    """Return the entries of `result.json` that follow from the journal."""
+    last, lower = journal.rounds[-1], declared_by(solve.problem)
+    return {
+        "iterations": step_of(last),
+        "residual": last["residual"],
+        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
+        "best": journal.best_metrics(lower),
+        "targets": targets_of(solve.targets, journal.rounds, lower),
+        "solver_seconds": last["solver_seconds"],
+        "wall_seconds": last["wall_seconds"],
+    }
 
 
 def answer_sha256(answer: Arrays) -> str:

@@ -1,111 +1,227 @@
-"""Verification of a solve: its files agree, and iterations, repeated, give the same residuals and metrics."""
+"""Verification of a solve: its files agree, its answer has the metrics of the journal, iterations can be repeated."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from safetensors import SafetensorError
 
+from narrowcast import __version__
 from narrowcast.platform.atomic_files import read_tensors
-from narrowcast.platform.checkpoint import read_checkpoints
-from narrowcast.platform.iterations import SolveState, begin, iterations
-from narrowcast.platform.solver_contracts import Problem
-from narrowcast.platform.tracking.journal import Journal, evaluation, read_locked
+from narrowcast.platform.checkpoint import Saved, read_checkpoints
+from narrowcast.platform.iterations import SolveState, begin, end_of, iterations
+from narrowcast.platform.solver_contracts import Problem, Status
+from narrowcast.platform.threads import one_thread
+from narrowcast.platform.tracking.journal import Journal, evaluation
 from narrowcast.platform.tracking.journal_lines import step_of
-from narrowcast.runs.checks import Check, arrays_problem, data_check, difference, table_problem
+from narrowcast.platform.types import Arrays
+from narrowcast.runs.checks import Check, arrays_problem, data_check, difference, measured_check, table_problem
+from narrowcast.runs.journal_sums import iterations_problem
+from narrowcast.runs.outputs import baselines_entry
+from narrowcast.runs.repetition import Budget, Leg, coverage, legs_of
 from narrowcast.runs.run_folder import ANSWER, CONFIG, ITERATIONS, RESULT, checkpoint_place
-from narrowcast.runs.solve_outputs import answer_sha256
-from narrowcast.runs.solve_result import is_solve_folder, load_solve_result
+from narrowcast.runs.run_verification import UNPROVABLE, name_problem
+from narrowcast.runs.solve_outputs import answer_sha256, labels, measured
+from narrowcast.runs.solve_result import SolveFile
 from narrowcast.solve_run import Solve, load_solve
 
+_OF_THE_CLOCK = f"milliseconds of the solver: their sums agree, and no file proves them; {UNPROVABLE}"
 
-def verify_solve(folder: Path, count: int) -> Iterator[Check]:
-    """Yield the checks of a solve; repeat `count` iterations from the start and from each checkpoint."""
+
+def verify_solve(folder: Path, budget: Budget) -> Iterator[Check]:
+    """Yield the checks of a solve."""
     solve = load_solve(str(folder / CONFIG))
-    problem = solve.problem_source.load()
-    with read_locked(folder):
-        journal = Journal.read(folder)
-        rows = {step_of(row): row for row in journal.rounds}
-        yield Check("journal", f"the checksums of {len(rows)} iterations", journal.lines.problem)
-        states = {0: begin(problem, solve.solver, solve.seed)} if count else {}
-        recorded = {}
-        for saved in read_checkpoints(checkpoint_place(solve, folder), SolveState):
-            subject = f"checkpoint of iteration {saved.step}"
-            compared = "sha256 of the file; configuration and residual against config.yaml and the journal"
-            if saved.state is None:
-                yield Check(subject, compared, saved.problem)
-                continue
-            wrong = "" if saved.digest == solve.digest() else f"its configuration is not that of {CONFIG}"
-            if saved.step and not wrong:
-                row = rows.get(saved.step, {})
-                wrong = difference({"residual": saved.state.residual}, {"residual": row.get("residual")})
-            yield Check(subject, compared, wrong)
-            states[saved.step] = saved.state
-            if saved.data_sha256:
-                recorded[f"the checkpoint of iteration {saved.step}"] = saved.data_sha256
-        if is_solve_folder(folder):
-            recorded[RESULT] = load_solve_result(folder).file.problem_sha256
-        yield (its_problem := replace(data_check(recorded, problem), subject="problem"))
+    saved = list(read_checkpoints(checkpoint_place(solve, folder), SolveState))
+    yield from _SolveVerification(folder, solve, solve.problem_source.load(), Journal.read(folder), saved)(budget)
+
+
+@dataclass
+class _SolveVerification:
+    folder: Path
+    solve: Solve
+    problem: Problem
+    journal: Journal
+    saved: list[Saved[SolveState]]
+    last: SolveState | None = None
+    """The state after the last iteration, once it is known."""
+
+    def __call__(self, budget: Budget) -> Iterator[Check]:
+        compared = f"the checksums of {len(self._rows)} iterations"
+        yield Check("journal", compared, self.journal.lines.problem)
+        yield Check("sums", "times of the iterations", iterations_problem(self.journal.rounds))
+        for saved in self.saved:
+            yield self._checkpoint(saved)
+        result, problem = self._read_result()
+        yield (its_problem := self._data(result))
         if its_problem.problem:
             yield Check("iterations and outputs", skipped="they cannot be repeated with different data")
             return
-        for state in states.values():
-            if count and state.step < journal.last_step:
-                yield _repeated(solve, problem, state, rows, count)
-        if not is_solve_folder(folder):
-            yield Check(RESULT, skipped="the solve is not finished")
+        self.last = self._states.get(self.journal.last_step)
+        yield from self._iterations(budget)
+        if result is None:
+            yield Check(RESULT, skipped="" if problem else "the solve is not finished", problem=problem)
+        elif not self._rows:
+            yield Check(RESULT, problem="the journal has no intact iterations")
+        else:
+            yield self._table()
+            yield from self._result(result)
+            yield from self._answer(result)
+        yield Check("the rest", skipped=_OF_THE_CLOCK)
+
+    @cached_property
+    def _rows(self) -> dict[int, Mapping[str, Any]]:
+        """The rows of the journal by iteration."""
+        return {step_of(row): row for row in self.journal.rounds}
+
+    @cached_property
+    def _states(self) -> dict[int, SolveState]:
+        """The states of the checkpoints by iteration."""
+        return {each.state.step: each.state for each in self.saved if each.state is not None}
+
+    def _read_result(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the content of `result.json`, or why it cannot be read; neither if the solve is not finished."""
+        path = self.folder / RESULT
+        if not path.is_file():
+            return None, ""
+        try:
+            values: dict[str, Any] = json.loads(path.read_bytes())
+            return {**values, **json.loads(SolveFile.model_validate(values).model_dump_json())}, ""
+        except (ValueError, RecursionError) as error:
+            return None, f"unreadable ({str(error).splitlines()[0]})"
+
+    def _data(self, result: Mapping[str, Any] | None) -> Check:
+        recorded = {f"the checkpoint of iteration {each.step}": each.data_sha256 for each in self.saved}
+        recorded |= {} if result is None else {RESULT: result["problem_sha256"]}
+        recorded = {file: sha256 for file, sha256 in recorded.items() if sha256}
+        return replace(data_check(recorded, self.problem), subject="problem")
+
+    def _checkpoint(self, saved: Saved[SolveState]) -> Check:
+        subject = f"checkpoint of iteration {saved.step}"
+        compared = "sha256 of the file; configuration, residual and time against config.yaml and the journal"
+        if saved.state is None:
+            return Check(subject, compared, saved.problem)
+        if saved.digest != self.solve.digest():
+            return Check(subject, compared, f"its configuration is not that of {CONFIG}")
+        if saved.state.step != saved.step:
+            return Check(subject, compared, f"its state is that of iteration {saved.state.step}")
+        if not saved.step:
+            return Check(subject, compared)
+        row = self._rows.get(saved.step, {})
+        its = {"residual": saved.state.residual, "solver_seconds": saved.state.solver_seconds}
+        return Check(subject, compared, difference(its, {name: row.get(name) for name in its}))
+
+    def _iterations(self, budget: Budget) -> Iterator[Check]:
+        """Repeat iterations within the budget, and say which part of all that is."""
+        if not (recorded := list(self._rows)):
             return
-        yield from _outputs(folder, solve, journal, states.get(journal.last_step))
+        count = budget.count(recorded[-1], self.journal.rounds[-1]["wall_seconds"])
+        legs = legs_of(recorded, {0, *self._states} if count else (), count, budget.draws())
+        for leg in legs:
+            yield self._repeated(leg)
+        yield coverage(legs, recorded, "iterations", budget)
 
-
-def _repeated(solve: Solve, problem: Problem, state: SolveState, rows: dict[int, Any], count: int) -> Check:
-    """Repeat iterations in this process and compare those that were recorded with the journal."""
-    where = f"the checkpoint of iteration {state.step}" if state.step else "the start"
-    subject = f"iterations after {state.step}"
-    compared = f"repeated from {where}: each residual and metric"
-    unlimited = solve.model_copy(update={"solver_seconds": None, "record_every": 1})
-    with closing(iterations(problem, solve.solver, unlimited, state)) as steps:
-        for each in steps:
-            row = rows.get(each.step)
-            if row is not None:
+    def _repeated(self, leg: Leg) -> Check:
+        """Repeat iterations in this process; compare those that were recorded, and the state after them."""
+        where = f"the checkpoint of iteration {leg.origin}" if leg.origin else "the start"
+        subject, compared = (
+            f"iterations {leg.origin + 1} to {leg.last}",
+            f"repeated from {where}: residuals and metrics",
+        )
+        state = self._states.get(leg.origin) or begin(self.problem, self.solve.solver, self.solve.seed)
+        stopping = _AsRecorded(leg.last, self.solve.tolerance, self._rows)
+        reached, end = leg.origin, None
+        with closing(iterations(self.problem, self.solve.solver, stopping, state)) as steps:
+            for each in steps:
+                reached, row = each.step, self._rows.get(each.step, {})
+                names = {"residual", *evaluation(row)}
                 found = {"residual": each.residual, **each.metrics}
-                wrong = difference(found, {name: row[name] for name in found if name in row})
-                if wrong:
+                if wrong := difference(found, {name: row[name] for name in row if name in names}):
                     return Check(subject, compared, f"iteration {each.step}: repeated, {wrong}")
-            if each.step >= state.step + count:
-                break
-    return Check(subject, compared)
+                end = each.state
+        if reached != leg.last or end is None:
+            return Check(subject, compared, f"repeated, the solve ends at iteration {reached}")
+        if reached == self.journal.last_step:
+            self.last = end
+        if (kept := self._states.get(reached)) is None:
+            return Check(subject, compared)
+        wrong = arrays_problem(kept.arrays, end.arrays, "the iterations before")
+        wrong = wrong or difference({"status": kept.status}, {"status": end.status})
+        compared += f", and the checkpoint of iteration {reached}"
+        return Check(subject, compared, wrong and f"its checkpoint differs: {wrong}")
+
+    def _table(self) -> Check:
+        path = self.folder / ITERATIONS
+        return Check(ITERATIONS, "each value against the journal", table_problem(path, self.journal.rounds_table()))
+
+    def _result(self, result: Mapping[str, Any]) -> Iterator[Check]:
+        its = measured(self.journal, self.solve)
+        wrong = difference(result, its) or self._other_end(result["stopped_by"])
+        yield Check(RESULT, "iterations, metrics, best values, targets, times and end against the journal", wrong)
+        expected = labels(self.solve, self.problem)
+        baselines = {"baselines": {}} | baselines_entry(self.problem)
+        if result.get("narrowcast_version") != __version__:  # another version may have other labels, or none
+            expected = {name: value for name, value in expected.items() if result.get(name)}
+            baselines = baselines if result["baselines"] else {}
+        compared = f"name, solver, problem, sizes and all else that follows from {CONFIG} and the problem"
+        yield Check("labels", compared, name_problem(result["name"], self.solve.name) or difference(result, expected))
+        if baselines:
+            yield measured_check("baselines", f"measured again, against {RESULT}", result, baselines)
+
+    def _other_end(self, stopped_by: str) -> str:
+        """Return whether a solve cannot have been ended by what it says, in words."""
+        row = self.journal.rounds[-1]
+        state = self.last or SolveState(step_of(row), {}, row["solver_seconds"], row["residual"])
+        state = replace(state, solver_seconds=row["solver_seconds"])  # a repetition has a time of its own
+        possible = [end_of(self.solve, state) or "an end by the solver itself"]
+        if self.last is None:
+            possible += sorted(set(get_args(Status)) - {"running", "diverged"})
+        return "" if stopped_by in possible else f"stopped_by is {stopped_by}, not {' or '.join(possible)}"
+
+    def _answer(self, result: Mapping[str, Any]) -> Iterator[Check]:
+        """Compare the answer with the last state, measure it, and compare its sha256."""
+        try:
+            answer: Arrays = read_tensors(self.folder / ANSWER)[0]
+        except (SafetensorError, OSError) as error:
+            yield Check(ANSWER, "each array, and its metrics", f"unreadable ({error})")
+            return
+        wrong, compared = "", f"its sha256 against {RESULT}"
+        if self.last is not None:
+            compared = f"each array against the last state, and its sha256 against {RESULT}"
+            wrong = arrays_problem(answer, self.solve.solver.answer(self.last.arrays))
+        if not wrong and (found := answer_sha256(answer)) != result["answer_sha256"]:
+            wrong = f"{RESULT} has the answer_sha256 {result['answer_sha256']}, the answer {found}"
+        yield Check(ANSWER, compared, wrong)
+        if not wrong:
+            with one_thread():
+                metrics = self.problem.measure(answer)
+            there = evaluation(self.journal.rounds[-1])
+            yield measured_check("the answer's metrics", "measured again: each metric of the last row", metrics, there)
 
 
-def _outputs(folder: Path, solve: Solve, journal: Journal, last: SolveState | None) -> Iterator[Check]:
-    """Compare the outputs of a finished solve with the journal and the last state."""
-    yield Check(
-        ITERATIONS, "each value against the journal", table_problem(folder / ITERATIONS, journal.rounds_table())
-    )
-    file, row = load_solve_result(folder).file, journal.rounds[-1]
-    expected = {
-        "iterations": step_of(row),
-        "residual": row["residual"],
-        "solver_seconds": row["solver_seconds"],
-        "seed": solve.seed,
-        "final": {name: value for name, value in evaluation(row).items() if math.isfinite(value)},
-    }
-    yield Check(RESULT, "iterations, times and metrics", difference(file.model_dump(), expected))
-    if last is None:
-        yield Check(ANSWER, skipped="there is no checkpoint of the last iteration")
-        return
-    compared = f"each array against the last state, and its sha256 against {RESULT}"
-    try:
-        found = read_tensors(folder / ANSWER)[0]
-    except (SafetensorError, OSError) as error:
-        yield Check(ANSWER, compared, f"unreadable ({error})")
-        return
-    wrong = arrays_problem(found, answer := solve.solver.answer(last.arrays))
-    if not wrong and answer_sha256(answer) != file.answer_sha256:
-        wrong = f"{RESULT} has the answer_sha256 {file.answer_sha256}, the last state {answer_sha256(answer)}"
-    yield Check(ANSWER, compared, wrong)
+@dataclass(frozen=True)
+class _AsRecorded:
+    """Ends after `iterations`, and records and measures what the journal has, whatever the configuration says now."""
+
+    iterations: int
+    tolerance: float | None
+    rows: Mapping[int, Mapping[str, Any]]
+    solver_seconds: float | None = None
+
+    def records(self, iteration: int) -> bool:
+        """Return whether the journal has this iteration."""
+        return iteration in self.rows
+
+    def evaluates(self, iteration: int) -> bool:
+        """Return whether the journal has metrics of this iteration."""
+        return bool(evaluation(self.rows.get(iteration, {})))
+
+    def keeps(self, iteration: int, seconds: float) -> bool:
+        """Return False: the state at the end is returned anyway."""
+        del iteration, seconds
+        return False

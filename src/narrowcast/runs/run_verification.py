@@ -1,0 +1,330 @@
+"""Verification of a run: its files agree, its model has the metrics of the journal, and rounds can be repeated."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, get_args
+
+from safetensors import SafetensorError
+
+from narrowcast import __version__
+from narrowcast.experiment import Experiment
+from narrowcast.platform.atomic_files import read_tensors
+from narrowcast.platform.checkpoint import Saved, read_checkpoints
+from narrowcast.platform.client_contracts import ClientSplit
+from narrowcast.platform.config import read_yaml
+from narrowcast.platform.data.soundness import load_checked
+from narrowcast.platform.evaluation import measure_all, metrics_of, model_sha256, sha256_of
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.outcome import CLIENT_METRICS, Outcome
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import RunState, start
+from narrowcast.platform.threads import one_thread
+from narrowcast.platform.tracking.journal import Journal, evaluation
+from narrowcast.platform.types import Arrays
+from narrowcast.runs.checks import Check, arrays_problem, data_check, difference, measured_check, table_problem
+from narrowcast.runs.earlier_runs import has_one_seed, saved_experiment
+from narrowcast.runs.journal_sums import clients_problem, rounds_problem
+from narrowcast.runs.outputs import baselines_entry, labels, measured
+from narrowcast.runs.repetition import Budget, Leg, coverage, legs_of
+from narrowcast.runs.result_file import ResultFile
+from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place
+from narrowcast.runs.start_model import whole_model
+
+_OF_HEADERS = (
+    *("uplink_bits", "downlink_bits", "total_uplink_bits", "total_downlink_bits"),
+    *("round_simulated_seconds", "simulated_seconds", "seconds"),
+)
+"""The entries of a round and of its clients that follow from the size of headers."""
+UNPROVABLE = "times by the wall clock, git_commit, narrowcast_version, mlflow_run_id, drawn figures"
+"""What is in a run's folder and follows from nothing else there."""
+
+
+def verify_run(folder: Path, budget: Budget) -> Iterator[Check]:
+    """Yield the checks of a run of an experiment."""
+    experiment = saved_experiment(folder)
+    task = experiment.task(load_checked(experiment.data_source), folder)
+    journal = Journal.read(folder)
+    saved = list(read_checkpoints(checkpoint_place(experiment, folder), RunState))
+    yield from _RunVerification(
+        folder, experiment, Run(experiment, experiment.secured_algorithm, task), journal, saved
+    )(budget)
+
+
+@dataclass
+class _RunVerification:
+    folder: Path
+    experiment: Experiment
+    run: Run
+    journal: Journal
+    saved: list[Saved[RunState]]
+    last: RunState | None = None
+    """The state after the last round, once it is known."""
+
+    def __call__(self, budget: Budget) -> Iterator[Check]:
+        yield from self._journal_itself()
+        for saved in self.saved:
+            yield self._checkpoint(saved)
+        result, problem = self._read_result()
+        yield (its_data := self._data(result))
+        if its_data.problem:
+            yield Check("rounds and outputs", skipped="they cannot be repeated with different data")
+            return
+        for step in self._states:
+            if evaluation(self._row(step)):
+                yield self._evaluated(self._states[step])
+        self.last = self._states.get(self.journal.last_step)
+        yield from self._rounds(budget)
+        if result is None:
+            yield Check(RESULT, skipped="" if problem else "the run is not finished", problem=problem)
+        else:
+            yield from self._tables()
+            yield from self._result(result)
+            yield from self._model(result)
+        yield Check("the rest", skipped=UNPROVABLE)
+
+    @cached_property
+    def _states(self) -> dict[int, RunState]:
+        """The states of the checkpoints by round."""
+        return {each.state.round_index: each.state for each in self.saved if each.state is not None}
+
+    @cached_property
+    def _earlier(self) -> bool:
+        return has_one_seed(self.folder)
+
+    def _metrics(self, step: int, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics that the journal has of a round; of versions that may have had others, the `known`."""
+        its = evaluation(self._row(step))
+        return {name: value for name, value in its.items() if not self._earlier or name in known}
+
+    def _row(self, step: int) -> Mapping[str, Any]:
+        return self.journal.rounds[step - 1] if 0 < step <= self.journal.last_step else {}
+
+    @cached_property
+    def _measuring(self) -> Run:
+        """The run with the evaluations of clients that the journal has, whatever its configuration says now."""
+        first = next((entry for entry in self.journal.entries() if CLIENT_METRICS in entry), {})
+        there = {name.partition(".")[0] for name in first.get(CLIENT_METRICS, {})}
+        splits = tuple(split for split in get_args(ClientSplit) if split in there)
+        plan = self.experiment.model_copy(update={"evaluate_clients": splits})
+        return replace(self.run, plan=plan)
+
+    def _read_result(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the content of `result.json`, or why it cannot be read; neither if the run is not finished."""
+        path = self.folder / RESULT
+        if not path.is_file():
+            return None, ""
+        try:
+            values: dict[str, Any] = json.loads(path.read_bytes())
+            return {**values, **json.loads(ResultFile.model_validate(values).model_dump_json())}, ""
+        except (ValueError, RecursionError) as error:
+            return None, f"unreadable ({str(error).splitlines()[0]})"
+
+    def _data(self, result: Mapping[str, Any] | None) -> Check:
+        recorded = {f"the checkpoint of round {each.step}": each.data_sha256 for each in self.saved}
+        recorded |= {} if result is None else {RESULT: result["data_sha256"] or ""}
+        return data_check({file: sha256 for file, sha256 in recorded.items() if sha256}, self.run.task.data)
+
+    def _journal_itself(self) -> Iterator[Check]:
+        lines, rows = self.journal.lines, self.journal.rounds
+        compared = f"the checksums of {len(rows)} rounds"
+        if lines.unprotected and not lines.problem:
+            compared = f"{len(rows)} rounds, {lines.unprotected} of them without checksums (version 0.1)"
+        yield Check("journal", compared, lines.problem)
+        plan = None if self._earlier else self.experiment
+        problem = rounds_problem(rows) or clients_problem(rows, self.journal.ledgers(), plan)
+        yield Check("sums", "bits and times of the rounds, and of their clients; clients, losses, ranks", problem)
+
+    def _checkpoint(self, saved: Saved[RunState]) -> Check:
+        subject = f"checkpoint of round {saved.step}"
+        compared = "sha256 of the file; configuration, bits and simulated time against config.yaml and the journal"
+        if saved.state is None:
+            return Check(subject, compared, saved.problem)
+        path = self.folder / CONFIG
+        if saved.digest not in self.experiment.digests(read_yaml(path.read_text(), str(path))):
+            return Check(subject, compared, f"its configuration is not that of {CONFIG}")
+        if saved.state.round_index != saved.step:
+            return Check(subject, compared, f"its state is that of round {saved.state.round_index}")
+        if saved.step > self.journal.last_step:
+            return Check(subject, compared, f"the journal ends at round {self.journal.last_step}")
+        row = self._row(saved.step)
+        names = {
+            "uplink_bits": "total_uplink_bits",
+            "downlink_bits": "total_downlink_bits",
+            "simulated_seconds": "simulated_seconds",
+        }
+        its = {name: getattr(saved.state, name) for name in names}
+        return Check(
+            subject, compared, difference(its, {name: row.get(each, 0 * its[name]) for name, each in names.items()})
+        )
+
+    def _evaluated(self, state: RunState) -> Check:
+        """Measure a state again and compare it with the journal."""
+        subject = f"model of round {state.round_index}"
+        with one_thread():
+            found, of_clients = measure_all(self._measuring, state)
+        (entry,) = islice(self.journal.entries(), state.round_index - 1, state.round_index)
+        expected = self._metrics(state.round_index, found)
+        # Named apart from the statistics over clients, which are metrics of the round.
+        found |= {f"clients: {name}": values.tolist() for name, values in of_clients.items()}
+        expected |= {f"clients: {name}": values for name, values in entry.get(CLIENT_METRICS, {}).items()}
+        return measured_check(
+            subject, "its checkpoint, measured again: each metric, of each client too", found, expected
+        )
+
+    def _rounds(self, budget: Budget) -> Iterator[Check]:
+        """Repeat rounds within the budget, and say which part of all that is."""
+        journal = self.journal
+        if getattr(self.experiment.backend, "on_failure", "") == "drop":
+            yield Check("rounds", skipped="with backend.on_failure=drop, rounds depend on failures")
+            return
+        recorded = [row["round"] for row in journal.rounds]
+        took = journal.rounds[-1]["wall_seconds"] if recorded else 0.0
+        count = budget.count(len(recorded), took)
+        legs = legs_of(recorded, {0, *self._states} if count else (), count, budget.draws())
+        for leg in legs:
+            yield self._repeated(leg)
+        if recorded:
+            yield coverage(legs, recorded, "rounds", budget)
+
+    def _repeated(self, leg: Leg) -> Check:
+        """Repeat rounds in this process; compare them with the journal, and the state with that of a checkpoint."""
+        first, count = leg.origin + 1, leg.last - leg.origin
+        where = f"the checkpoint of round {leg.origin}" if leg.origin else "the start"
+        subject = f"round {first}" if count == 1 else f"rounds {first} to {leg.last}"
+        other_headers = "total_bits" not in self.journal.rounds[0]  # as in version 0.1
+        left_out = _OF_HEADERS if other_headers else ()
+        but = ", but for bits and times, since messages had other headers" * other_headers
+        compared = f"repeated from {where}: each number of the round and of its clients{but}"
+        entries = dict(enumerate(islice(self.journal.entries(), leg.origin, leg.last), start=first))
+        origin = self._states[leg.origin] if leg.origin in self._states else start(self.run)
+        with closing(LocalBackend().run(self._as_recorded(leg), origin)) as outcomes:
+            for outcome in islice(outcomes, count):
+                number = outcome.record.round
+                entry, row = entries[number], self._row(number)
+                again = {**asdict(outcome.record), **outcome.metrics}
+                there = {name: value for name, value in row.items() if name in again}
+                there |= self._metrics(number, again)
+                problem = difference(again, there, left_out)
+                problem = problem or difference(_ledger(outcome), entry["clients"], left_out)
+                measured_again = {name: values.tolist() for name, values in outcome.client_metrics.items()}
+                problem = problem or difference(measured_again, entry.get(CLIENT_METRICS, {}))
+                problem = problem or self._other_state(outcome.state)
+                if problem:
+                    return Check(subject, compared, f"round {number}: repeated, {problem}")
+                if outcome.state is not None and number == self.journal.last_step:
+                    self.last = outcome.state
+        if leg.last == leg.end and leg.end in self._states:
+            compared += f", and the checkpoint of round {leg.end}"
+        return Check(subject, compared)
+
+    def _as_recorded(self, leg: Leg) -> Run:
+        """Return the run so that it evaluates what the journal has of these rounds, and keeps the state at the end."""
+        plan, span = self._measuring.plan, range(leg.origin + 1, leg.last + 1)
+        evaluated = {number for number in span if evaluation(self._row(number))}
+        asked = {number for number in span if plan.evaluates(number)}
+        every = plan.evaluate_every if evaluated == asked else 1  # a resume may change it, and no result depends on it
+        update = {"evaluate_every": every, "checkpoint_every": leg.end, "checkpoint_seconds": math.inf}
+        return replace(self._measuring, plan=plan.model_copy(update=update))
+
+    def _other_state(self, state: RunState | None) -> str:
+        """Return how a state differs from the checkpoint of its round, in words; empty if there is none."""
+        if state is None or (kept := self._states.get(state.round_index)) is None:
+            return ""
+        found, expected = kept.packed(), state.packed()
+        problem = arrays_problem(found[0], expected[0], "the rounds before")
+        return problem and f"its checkpoint differs: {problem}"
+
+    def _tables(self) -> Iterator[Check]:
+        for name, expected in self.journal.tables(self.run.task.profiles).items():
+            yield Check(name, "each value against the journal", table_problem(self.folder / name, expected))
+
+    def _result(self, result: Mapping[str, Any]) -> Iterator[Check]:
+        compared = "rounds, final and best metrics, targets, bits and times against the journal"
+        if not self.journal.rounds:
+            yield Check(RESULT, compared, "the journal has no rounds")
+            return
+        expected = measured(self.journal, self.experiment, self.run.task)
+        if result["touched_uplink_bits"] is None:
+            del expected["touched_uplink_bits"]
+        problem = difference(result, {"rounds": expected["rounds"], **expected})
+        if not (problem or evaluation(self.journal.rounds[-1])):
+            problem = "the journal has no evaluation of the last round"
+        yield Check(RESULT, compared, problem)
+        none: dict[str, Any] = {"frozen_sha256": None, "personal": False, "inputs": {}}
+        expected = none | labels(self.experiment, self.run.task)
+        baselines = {"baselines": {}} | baselines_entry(self.experiment.model, self.run.task.data)
+        if result.get("narrowcast_version") != __version__:  # another version may have other labels, or none
+            expected = {name: value for name, value in expected.items() if result.get(name)}
+            baselines = baselines if result["baselines"] else {}
+        compared = f"name, algorithm, data, backend and all else that follows from {CONFIG} and the data"
+        yield Check(
+            "labels", compared, name_problem(result["name"], self.experiment.name) or difference(result, expected)
+        )
+        if baselines:
+            yield measured_check("baselines", f"measured again, against {RESULT}", result, baselines)
+
+    def _model(self, result: Mapping[str, Any]) -> Iterator[Check]:
+        """Compare the trained model with the last state, or measure it; compare its sha256."""
+        path, algorithm = self.folder / MODEL, self.experiment.algorithm
+        if self._earlier and not path.is_file():
+            arrays = None
+        else:
+            try:
+                arrays = read_tensors(path)[0]
+            except (SafetensorError, OSError) as error:
+                yield Check(MODEL, "against the last state", f"unreadable ({error})")
+                return
+        if self.last is None:
+            yield from self._measured_model(arrays, result)
+            return
+        problem = ""
+        compared = f"each array against the last state, and that state's sha256 against {RESULT}"
+        if arrays is None:
+            compared = f"the last state's sha256 against {RESULT}; version 0.1 wrote no model"
+        else:
+            problem = arrays_problem(arrays, whole_model(self.run.task, algorithm.final(self.last.server)))
+        if not problem and (found := model_sha256(algorithm, self.last)) != result["model_sha256"]:
+            problem = f"{RESULT} has the model_sha256 {result['model_sha256']}, the last state {found}"
+        yield Check(MODEL, compared, problem)
+
+    def _measured_model(self, arrays: Arrays | None, result: Mapping[str, Any]) -> Iterator[Check]:
+        """Measure the trained model by itself, as far as it needs nothing that only a checkpoint has."""
+        run, begun = self.run, start(self.run)
+        without = f"there is no checkpoint of the last round; --rounds {result['rounds']} repeats the run"
+        of_clients = getattr(run.task.model, "client_parameters", None)  # of which only a checkpoint has the values
+        if arrays is None or of_clients is None or of_clients:
+            yield Check(MODEL, skipped=without)
+            return
+        model = {name: arrays[name] for name in run.algorithm.final(begun.server) if name in arrays}
+        if problem := arrays_problem(arrays, whole_model(run.task, model), "the experiment"):
+            yield Check(MODEL, "what is not trained in it", problem)
+            return
+        with one_thread():
+            found = metrics_of(run.task, model, {})
+        if getattr(self.experiment.algorithm, "has_global_model", True):
+            there = {name: value for name, value in evaluation(self.journal.rounds[-1]).items() if name in found}
+            yield measured_check(MODEL, "measured again: each metric against the last round", found, there)
+        if begun.clients:
+            yield Check("model_sha256", skipped=without)
+            return
+        yield Check(
+            "model_sha256", f"{RESULT} against {MODEL}", difference(result, {"model_sha256": sha256_of(model, {})})
+        )
+
+
+def name_problem(name: str, expected: str) -> str:
+    """Return whether a run's name is not that of its configuration, with a number where that was taken, in words."""
+    return "" if re.fullmatch(rf"{re.escape(expected)}(-\d+)?", name) else f"name is {name}, not {expected}"
+
+
+def _ledger(outcome: Outcome) -> dict[str, Any]:
+    return {name: values.tolist() for name, values in vars(outcome.ledger).items()}
