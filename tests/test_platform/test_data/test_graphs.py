@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from narrowcast.platform.data.block_model import BlockModel
+from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.graph_npz import GraphNPZ
 from narrowcast.platform.data.node_graph import UNKNOWN, neighbours
 from narrowcast.platform.data.planetoid import CiteSeer, Cora, PubMed
 from narrowcast.platform.data.planetoid_files import read_classes, read_edges, read_features
 from narrowcast.platform.errors import UserError
-from planetoid_set import write_planetoid
+from planetoid_set import pickled, write_planetoid
 
 
 @pytest.mark.data("planetoid")
@@ -100,6 +105,80 @@ def test_a_pickle_that_names_a_function_is_not_run(
     assert not (tmp_path / "evil").exists()
     pickle.loads(path.read_bytes())
     assert (tmp_path / "evil").exists()  # an ordinary reader would have run it
+
+
+@pytest.mark.data("planetoid")
+@pytest.mark.parametrize("name", ["cora.x", "cora.allx", "cora.y", "cora.graph", "citeseer.tx", "citeseer.ally"])
+def test_the_published_files_have_what_an_unpickler_makes_of_them(name: str) -> None:
+    path = find("planetoid", (f"ind.{name}",)) / f"ind.{name}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the former names of SciPy and NumPy
+        expected = pickle.loads(path.read_bytes(), encoding="latin1")
+    if name.endswith("x"):
+        assert np.array_equal(read_features(path), expected.toarray())
+    elif name.endswith("graph"):
+        assert read_edges(path).tolist() == sorted([node, other] for node in expected for other in expected[node])
+    else:
+        assert np.array_equal(np.eye(read_classes(path)[1])[read_classes(path)[0]], expected)
+
+
+def _an_object_from_a_pointer() -> bytes:
+    """Return a matrix of which NumPy makes objects of its bytes: its type has fields without the flag of objects."""
+    fields = {"a": (np.dtype("O"), 0)}
+
+    class Type:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return np.dtype, ("V8", 0, 1), (3, "|", None, ("a",), fields, 8, 1, 0)
+
+    class Array:
+        def __reduce__(self) -> tuple[Any, ...]:
+            rebuild = np.empty(0).__reduce__()[0]
+            return rebuild, (np.ndarray, (0,), b"b"), (1, (2,), Type(), False, b"\x41" * 16)
+
+    matrix = csr_matrix(np.eye(2))
+    matrix.data = Array()
+    return pickled(matrix)
+
+
+def test_a_pointer_in_a_pickle_is_refused_by_a_process_that_lives_on(tmp_path: Path) -> None:
+    path = tmp_path / "ind.cora.x"
+    path.write_bytes(_an_object_from_a_pointer())
+    read = "from pathlib import Path; from narrowcast.platform.data.planetoid_files import read_features as read\n"
+    read += f"try: read(Path({str(path)!r}))\nexcept Exception as error: print(type(error).__name__, error)"
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        f"UserError {path}: an array has a type that is not one of numbers in little-endian order; download the file "
+        "again\n"
+    )
+
+
+def _nested(first: bytes) -> bytes:
+    """Return a pickle's tuple of tuples, of 2^40 values for who follows them all."""
+    return first + b"".join(b"q\x01h\x01\x86" for _ in range(40))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x02ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R(" + _nested(b")") + b"]u.", "has a key that"),
+        (b"\x80\x02]q\x00h\x00a.", "has no lists of neighbours"),
+        (
+            b"\x80\x02]q\x00(" + b"K\x01" * 200 + b"e}(" + b"".join(bytes((75, n, 104, 0)) for n in range(200)) + b"u.",
+            "has more neighbours than bytes",
+        ),
+        (b"\x80\x02K\x01K\x02b.", "expected _Record, got int"),
+        (b"\x80\x02K\x01K\x02R.", "expected _Name, got int"),
+        (b"\x80\x02}}" + b"\x93.", "has the opcode STACK_GLOBAL"),
+        (b"\x80\x04\x95\x02\x00\x00\x00\x00\x00\x00\x00].", "has the opcode FRAME"),
+        (b"\x80\x02e.", "list index out of range"),
+    ],
+)
+def test_what_a_pickle_of_lists_may_not_say(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "ind.cora.graph"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"^{path}: {message}.*; download the file again$"):
+        read_edges(path)
 
 
 @pytest.mark.parametrize("name", ["ind.cora.allx", "ind.cora.ty", "ind.cora.graph", "ind.cora.test.index"])

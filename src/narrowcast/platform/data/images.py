@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,20 +33,27 @@ _UNREADABLE = (OSError, ValueError, SyntaxError, TypeError, LookupError, Arithme
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Image.Image]:
-    """Open an image file; raise `UserError` with its name if it cannot be read, there or within the block."""
+def opened(file: Path | IO[bytes], name: str = "", advice: str = "replace the file") -> Iterator[Image.Image]:
+    """Open an image, a file or its content; raise `UserError` if it cannot be read, there or within the block.
+
+    `name` stands in errors for a content's path, and `advice` says what to do.
+    """
+    name = name or str(file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of tags that are damaged, not pixels
-            with Image.open(path, formats=FORMATS) as image:
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=FORMATS) as image:
                 yield image
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: is not a readable image ({', '.join(FORMATS)}); replace the file") from error
+        raise UserError(f"{name}: {error}") from error
+    except UnidentifiedImageError as error:
+        raise UserError(f"{name}: is not a readable image ({', '.join(FORMATS)}); {advice}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise UserError(f"{name}: has more pixels than {Image.MAX_IMAGE_PIXELS:,}; {advice}") from error
     except _UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"{path}: {reason or 'is damaged'}; replace the file") from error
+        raise UserError(f"{name}: {reason or 'is damaged'}; {advice}") from error
 
 
 def eight_bit_image(

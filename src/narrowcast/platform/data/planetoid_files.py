@@ -1,15 +1,16 @@
-"""The files of the Planetoid data sets, which are pickles of Python 2, read without running what they name.
+"""The files of the Planetoid data sets, which are pickles of Python 2, read without an unpickler.
 
-A pickle names functions that are called while it is read, so that one from the web may run any code. Here the only
-names that it may use are the constructors of arrays; sparse matrices become plain records whose arrays are checked.
+A pickle names functions that are called while it is read, and some of those of arrays take pointers, so that one from
+the web may run any code. Here its opcodes make nothing but numbers, strings, lists and records of what was named; the
+arrays are made from those records afterwards, by types on a list and with checked sizes.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections import defaultdict
+import pickletools
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,55 +21,44 @@ from narrowcast.platform.types import IntArray
 
 _MOST_VALUES = 2**28
 _ADVICE = "download the file again"
-_UNREADABLE = (
-    OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError,
-    pickle.UnpicklingError,
-)  # fmt: skip
-"""Errors of pickle and NumPy on damaged files."""
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError)
+"""Errors of pickletools and NumPy on damaged files."""
+_MATRIX, _LISTS = "scipy.sparse.csr csr_matrix", "collections defaultdict"
+_ARRAY, _TYPE = "numpy.core.multiarray _reconstruct", "numpy dtype"
+_NAMES = {_MATRIX, _LISTS, _ARRAY, _TYPE, "numpy ndarray", "__builtin__ list"}
+_TYPES = {name: np.dtype(f"<{name}") for name in ("i4", "i8", "f4", "f8")}
+_STATE_OF_TYPE = (3, "<", None, None, None, -1, -1, 0)
 
 
-class _Matrix:
-    """The attributes of a pickled sparse matrix."""
+@dataclass(frozen=True)
+class _Name:
+    """A name in a pickle, which stands for nothing."""
 
-    data: Any
-    indices: Any
-    indptr: Any
-    _shape: Any
+    name: str
 
 
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-    ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("scipy.sparse.csr", "csr_matrix"): _Matrix,
-    ("collections", "defaultdict"): defaultdict,
-    ("__builtin__", "list"): list,
-    ("builtins", "list"): list,
-}
+@dataclass(eq=False)
+class _Record:
+    """An object as a pickle describes it: the name that it calls, the arguments, and the state that it sets."""
+
+    name: str
+    arguments: Any
+    state: Any = None
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles arrays, sparse matrices and lists, and refuses everything else that a pickle may name."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return one of the few classes that arrays are made of."""
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"names {module}.{name}, which is no part of an array") from None
+_MARK = _Name("")
 
 
 def read_features(path: Path) -> NDArray[np.float32]:
     """Return the dense features of a sparse matrix in compressed rows, [n, d]."""
     found = _read(path)
     with readable(path, _UNREADABLE, _ADVICE):
-        if not isinstance(found, _Matrix):
-            raise UserError(f"{path}: has {type(found).__name__}, expected a sparse matrix; {_ADVICE}")
-        n_rows, n_columns = (int(size) for size in found._shape)
-        indptr, columns = (np.asarray(each, dtype=np.int64) for each in (found.indptr, found.indices))
-        with np.errstate(over="ignore"):  # refused below as not finite
-            values = np.asarray(found.data, dtype=np.float32)
+        if not (isinstance(found, _Record) and found.name == _MATRIX and isinstance(found.state, dict)):
+            raise UserError(f"{path}: has no sparse matrix; {_ADVICE}")
+        n_rows, n_columns = (_size(each) for each in found.state["_shape"])
+        indptr, columns = (_array(found.state[name]).astype(np.int64) for name in ("indptr", "indices"))
+        with np.errstate(over="ignore", invalid="ignore"):  # refused below as not finite
+            values = _array(found.state["data"]).astype(np.float32)
         rises = indptr.shape == (n_rows + 1,) and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
         inside = columns.ndim == 1 and ((columns >= 0) & (columns < n_columns)).all()
         if not (0 < n_rows * n_columns <= _MOST_VALUES and rises and inside):
@@ -84,20 +74,23 @@ def read_features(path: Path) -> NDArray[np.float32]:
 
 def read_classes(path: Path) -> tuple[IntArray, int]:
     """Return the class of each row of a one-hot matrix, [n], and the number of classes."""
-    found = _read(path)
-    if not (isinstance(found, np.ndarray) and found.ndim == 2 and found.dtype.kind in "iuf"):
-        raise UserError(f"{path}: has no matrix of classes; {_ADVICE}")
-    if not ((found == 0) | (found == 1)).all() or not (found.sum(axis=1) == 1).all():
-        raise UserError(f"{path}: a row has not one class; {_ADVICE}")
-    return found.argmax(axis=1).astype(np.int64), found.shape[1]
+    with readable(path, _UNREADABLE, _ADVICE):
+        classes = _array(_read(path))
+        if classes.ndim != 2:
+            raise UserError(f"{path}: has no matrix of classes; {_ADVICE}")
+        if not ((classes == 0) | (classes == 1)).all() or not (classes.sum(axis=1) == 1).all():
+            raise UserError(f"{path}: a row has not one class; {_ADVICE}")
+    return classes.argmax(axis=1).astype(np.int64), classes.shape[1]
 
 
 def read_edges(path: Path) -> IntArray:
     """Return the edges of lists of neighbours, [k, 2], in the order of the nodes."""
     found = _read(path)
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: has {type(found).__name__}, expected lists of neighbours; {_ADVICE}")
     with readable(path, _UNREADABLE, _ADVICE):
+        if not isinstance(found, dict) or not all(type(others) is list for others in found.values()):
+            raise UserError(f"{path}: has no lists of neighbours; {_ADVICE}")
+        if sum(map(len, found.values())) > path.stat().st_size:  # one list may be named many times
+            raise UserError(f"{path}: has more neighbours than bytes; {_ADVICE}")
         pairs = [(node, other) for node, others in found.items() for other in others]
         if not pairs or not all(type(end) is int for pair in pairs for end in pair):
             raise UserError(f"{path}: neighbours are not numbers of nodes; {_ADVICE}")
@@ -113,6 +106,99 @@ def read_index(path: Path) -> IntArray:
     return numbers
 
 
+def _size(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("a size is not a number")
+    return value
+
+
+def _array(found: Any) -> NDArray[Any]:
+    """Return the array that a record describes: version 1, shape, type, order and bytes."""
+    if not (isinstance(found, _Record) and found.name == _ARRAY and isinstance(found.state, tuple)):
+        raise ValueError("is no array")
+    version, shape, type_, by_columns, content = found.state
+    sizes = [_size(each) for each in shape]
+    if version != 1 or not isinstance(type_, _Record) or type_.name != _TYPE or type_.state != _STATE_OF_TYPE:
+        raise ValueError("an array has a type that is not one of numbers in little-endian order")
+    name = type_.arguments[0]
+    if type(name) is not str or name not in _TYPES:
+        raise ValueError(f"an array has a type that is not one of {', '.join(_TYPES)}")
+    values = np.frombuffer(content.encode("latin1"), _TYPES[name])
+    return values.reshape(sizes, order="F" if by_columns is True else "C")
+
+
 def _read(path: Path) -> Any:
     with readable(path, _UNREADABLE, _ADVICE), path.open("rb") as file:
-        return _ArraysOnly(file, encoding="latin1").load()
+        return _tree(file)
+
+
+def _tree(file: IO[bytes]) -> Any:  # noqa: PLR0912 - a branch for each opcode
+    """Return what a pickle describes, made of numbers, strings, tuples, lists, dictionaries and records alone.
+
+    Raise `ValueError`, `LookupError` or `TypeError` for anything else.
+    """
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    for opcode, argument, _ in pickletools.genops(file):
+        match opcode.name:
+            case "PROTO":
+                pass
+            case "BININT" | "BININT1" | "BININT2" | "SHORT_BINSTRING" | "BINSTRING":
+                stack.append(argument)
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
+            case "EMPTY_TUPLE" | "EMPTY_LIST" | "EMPTY_DICT":
+                stack.append({"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict}[opcode.name]())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack[-int(opcode.name[-1]) :] = [tuple(stack[-int(opcode.name[-1]) :])]
+            case "MARK":
+                stack.append(_MARK)
+            case "TUPLE":
+                stack.append(tuple(_since_mark(stack)))
+            case "BINPUT" | "LONG_BINPUT":
+                memo[argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "GLOBAL":
+                stack.append(_named(argument))
+            case "REDUCE" | "NEWOBJ":
+                arguments, called = stack.pop(), _expect(stack.pop(), _Name)
+                stack.append({} if called.name == _LISTS else _Record(called.name, arguments))
+            case "BUILD":
+                state = stack.pop()
+                _expect(stack[-1], _Record).state = state
+            case "APPEND" | "APPENDS":
+                values = [stack.pop()] if opcode.name == "APPEND" else _since_mark(stack)
+                _expect(stack[-1], list).extend(values)
+            case "SETITEM" | "SETITEMS":
+                values = [stack.pop(-2), stack.pop()] if opcode.name == "SETITEM" else _since_mark(stack)
+                if not all(type(key) in (int, str) for key in values[::2]):  # others may take for ever to hash
+                    raise ValueError("has a key that is neither a number nor a name")
+                _expect(stack[-1], dict).update(zip(values[::2], values[1::2], strict=True))
+            case "STOP":
+                return stack.pop()
+            case other:
+                raise ValueError(f"has the opcode {other}, which none of these files needs")
+    raise ValueError("has no end")
+
+
+def _named(name: str) -> _Name:
+    if name not in _NAMES:
+        raise ValueError(f"names {name.replace(' ', '.'):.100}, which is no part of an array")
+    return _Name(name)
+
+
+def _since_mark(stack: list[Any]) -> list[Any]:
+    """Remove and return the values after the last mark, and the mark."""
+    place = len(stack) - 1
+    while stack[place] is not _MARK:
+        place -= 1
+    values = stack[place + 1 :]
+    del stack[place:]
+    return values
+
+
+def _expect(value: Any, kind: type[Any]) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+    return value
