@@ -16,8 +16,9 @@ from file_parsers import FILES
 from mutants import campaign
 from narrowcast.algorithms.codecs.stages import STAGES
 from payload_parsers import PAYLOADS
+from record_parsers import RECORDS
 
-PARSERS = {**PAYLOADS, **FILES}
+PARSERS = {**PAYLOADS, **FILES, **RECORDS}
 MOST_MIB = 512  # that all inputs of one parser together may add to the peak
 
 pytestmark = [
@@ -29,7 +30,7 @@ pytestmark = [
 def _check(name: str, folder: Path, count: int, seed: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcome = campaign(PARSERS[name], folder, count, seed)
-    print(outcome.row(name))
+    print(name, *outcome.counts(), f"{outcome.worst_ms:.0f} ms")
     assert outcome.undocumented == []
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1024 * MOST_MIB
 

@@ -55,15 +55,17 @@ class BenchmarkFolder:
         disk().sync(self.path / ENDS)
 
     def states(self) -> dict[str, Mapping[str, str]]:
-        """Return the last line of each instance; a line that was cut by a power cut counts as none."""
+        """Return the last line of each instance; a line that is cut or damaged counts as none."""
         found = {}
         path = self.path / ENDS
         for line in path.read_bytes().split(b"\n") if path.is_file() else ():
             try:
                 entry = json.loads(line)
-                found[entry["instance"]] = entry
-            except (ValueError, KeyError, TypeError):
+                words = {name: entry[name] for name in ("instance", "state", "reason", "digest")}
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
+            if all(isinstance(word, str) for word in words.values()):
+                found[words["instance"]] = words
         return found
 
     def is_finished(self, instance: Instance) -> bool:

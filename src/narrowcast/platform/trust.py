@@ -55,11 +55,13 @@ def is_trusted(folder: Path) -> bool:
 
 
 def trusted_folders() -> list[Path]:
-    """Return the folders that the user trusts."""
+    """Return the folders that the user trusts; none if the settings are somebody else's, and never the root."""
     try:
-        return [Path(line) for line in _settings().read_text(encoding="utf-8").splitlines() if line]
-    except FileNotFoundError:
+        content = _settings().read_bytes()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
+    folders = (Path(os.fsdecode(line)) for line in content.split(b"\n"))
+    return [folder for folder in folders if folder.is_absolute() and folder != Path(folder.anchor)]
 
 
 def trust_folder(folder: Path) -> Path:
@@ -91,7 +93,7 @@ def _write(folders: list[Path]) -> None:
     file = _settings()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, "".join(f"{folder}\n" for folder in folders).encode())
+        write_atomically(file, b"".join(os.fsencode(folder) + b"\n" for folder in folders))
     except OSError as error:
         raise UserError(
             f"{file} cannot be written ({error.strerror}); set XDG_CONFIG_HOME to a folder that can"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileSymlinkLock
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 _OUTAGES = (StorageInternalError, OperationalError, InterfaceError, OSError)
+_DAMAGE = (AssertionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+"""Errors of Optuna on journals whose lines are not its own."""
 _RETRY_SECONDS = 0.5
 _CONNECT_SECONDS = 5
 
@@ -74,10 +77,44 @@ def _open_journal(path: Path) -> BaseStorage:
         storage = JournalStorage(backend)
         json.loads(path.read_bytes().splitlines()[-1] if path.stat().st_size else b"{}")  # the one that Optuna forgives
         return storage
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except _DAMAGE as error:
+        line = _first_damaged(path)
+        kept = f"keep the {line - 1} before it, after which the study goes on" if line > 1 else "remove the file"
         raise UserError(
-            f"{path} is not a journal of a study ({error}); remove it, or give another study.storage"
+            f"{path}: line {line} is not one of a study ({_reason(error)}); {kept}, or give another study.storage"
         ) from error
+
+
+class _Lines(BaseJournalBackend):
+    """The lines of a journal, in memory and never written."""
+
+    def __init__(self, lines: Sequence[dict[str, Any]]) -> None:
+        self._lines = lines
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        return iter(self._lines[log_number_from:])
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:  # noqa: ARG002 - as the library calls it
+        raise OSError("lines in memory are only read")
+
+
+def _first_damaged(path: Path) -> int:
+    """Return the number of the first line that Optuna cannot follow."""
+    lines: list[Any] = []
+    for line in path.read_bytes().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except (ValueError, RecursionError):
+            break
+
+    def is_damaged(count: int) -> bool:
+        try:
+            JournalStorage(_Lines(lines[:count]))
+        except _DAMAGE:
+            return True
+        return False
+
+    return 1 + bisect_left(range(1, len(lines) + 1), True, key=is_damaged)
 
 
 def _drop_cut_line(path: Path, lock: JournalFileSymlinkLock) -> None:
@@ -134,6 +171,10 @@ class _RetryingStorage:
                 try:
                     with uninterrupted():  # an interrupt would leave the storage's cache out of step with the database
                         answer = call(*args, **options)
+                except (AssertionError, json.JSONDecodeError) as error:
+                    raise RunFailed(
+                        f"the study's storage is damaged ({_reason(error)}); give the same command, which says where"
+                    ) from error
                 except _OUTAGES as error:
                     if time.monotonic() - began > self._timeout_seconds:
                         raise RunFailed(

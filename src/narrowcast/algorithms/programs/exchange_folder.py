@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +34,9 @@ def read_arrays(folder: Path, program: str) -> dict[str, FloatArray]:
     found = {}
     for path in sorted(folder.glob("*.csv")):
         try:
-            found[path.stem] = np.loadtxt(path, delimiter=",", ndmin=2)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of an empty file, which is refused below
+                found[path.stem] = np.loadtxt(path, delimiter=",", ndmin=2)
         except (ValueError, OSError) as error:
             first = str(error).splitlines()[0]
             raise RunFailed(f"{program} wrote {path.name}, which is no table of numbers ({first})") from error

@@ -138,7 +138,7 @@ def _tree(file: IO[bytes]) -> Any:  # noqa: PLR0912 - a branch for each opcode
     Raise `ValueError`, `LookupError` or `TypeError` for anything else.
     """
     stack: list[Any] = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     for opcode, argument, _ in pickletools.genops(file):
         match opcode.name:
             case "PROTO":
@@ -182,7 +182,7 @@ def _tree(file: IO[bytes]) -> Any:  # noqa: PLR0912 - a branch for each opcode
     raise ValueError("has no end")
 
 
-def _named(name: str) -> _Name:
+def _named(name: Any) -> _Name:
     if name not in _NAMES:
         raise ValueError(f"names {name.replace(' ', '.'):.100}, which is no part of an array")
     return _Name(name)
