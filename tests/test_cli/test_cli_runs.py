@@ -161,12 +161,13 @@ def test_an_interrupted_run_goes_on_to_the_same_end(runs: Path) -> None:
 
 def test_a_run_that_cannot_write_fails_with_advice(runs: Path) -> None:
     folder = runs / "low"
-    (folder / "result.json.part").mkdir()
+    (folder / "rounds.parquet").unlink()
+    (folder / "rounds.parquet").mkdir()
     words = ("run", "--resume", "low", "--output", runs)
     said = narrowcast(*words)
     advice = f"make room, then resume the run [narrowcast run --resume low --output {runs}]"
     assert_refused(said, f"cannot write to {folder} (", advice, status=1)
-    (folder / "result.json.part").rmdir()
+    (folder / "rounds.parquet").rmdir()
     assert narrowcast(*words).status == 0
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from mlflow_server import MlflowServer
 from postgres import Postgres
 from ray_actors import actor_processes
-from studies import EXPERIMENT, RATES, check_whole, ended, nested_runs, write_study
+from studies import EXPERIMENT, RATES, check_whole, ended, nested_runs, result, write_study
 
 pytestmark = [
     pytest.mark.slow,
@@ -109,6 +109,27 @@ def test_two_processes_on_postgresql_that_goes_away(tmp_path: Path) -> None:
         assert sum(ended(folder / "digits") for folder in folders) == 16
     finally:
         postgres.remove()
+
+
+def test_four_processes_end_one_study_at_once(tmp_path: Path) -> None:
+    local = ON_RAY.replace("parallel: 2", "backend: local").replace("{trials: 0}", "{trials: 1, seeds: 1}")
+    words = (write_study(tmp_path, EXPERIMENT + local.replace("trials: 6", "trials: 8") + RATES), "--output", tmp_path)
+    folder = tmp_path / "digits"
+    with ExitStack() as stack:
+        processes = [stack.enter_context(tuning(*words)) for _ in range(4)]
+        said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, said
+    assert check_whole(folder, tmp_path, 8) == []
+    assert result(folder)["trials"] == {"complete": 8}
+    assert len(list((folder / "holdout").iterdir())) == 1
+    assert {path.name for path in (folder / "plots").iterdir()} == {
+        "history.png", "importance.png", "parallel.png", "study.html",
+    }  # fmt: skip
+    parent, _ = nested_runs(tmp_path)
+    assert (parent.info.status, parent.data.metrics["trials_complete"]) == ("FINISHED", 8)
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    for name in parent.data.metrics:
+        assert [each.step for each in client.get_metric_history(parent.info.run_id, name)] == [8]
 
 
 def test_an_mlflow_server_that_goes_away_misses_nothing(tmp_path: Path) -> None:

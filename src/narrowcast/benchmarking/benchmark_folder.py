@@ -56,7 +56,7 @@ class BenchmarkFolder:
 
     def states(self) -> dict[str, Mapping[str, str]]:
         """Return the last line of each instance; a line that is cut or damaged counts as none."""
-        found = {}
+        found: dict[str, Mapping[str, str]] = {}
         path = self.path / ENDS
         for line in path.read_bytes().split(b"\n") if path.is_file() else ():
             try:

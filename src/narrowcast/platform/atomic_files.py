@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import socket
 from contextlib import suppress
+from glob import escape
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +17,57 @@ from safetensors import safe_open
 from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.interruption import uninterrupted
 
+_ATTEMPTS = 3
+_numbers = count()
+
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace a file by new content, atomically and durably; raise `OSError` and leave nothing behind on failure.
 
-    The file has the permissions `mode`, less the umask of the process, from its first byte on.
+    The file has the permissions `mode`, less the umask of the process, from its first byte on. Several processes may
+    write one file: each writes a whole one under a name of its own, and the last to rename it wins.
     """
     make_folders(path.parent)
-    part = path.with_name(path.name + ".part")
+    own = f"{_host()}-{os.getpid()}"
     with uninterrupted():
-        try:
-            with suppress(FileNotFoundError):
-                disk().remove(part)
-            disk().create(part, content, mode)
-            replace_by(part, path)
-        except OSError:
+        _remove_abandoned(path)
+        for attempt in range(1, _ATTEMPTS + 1):
+            part = path.with_name(f"{path.name}.{own}-{next(_numbers)}.part")
+            try:
+                disk().create(part, content, mode)
+                replace_by(part, path)
+            except OSError as error:
+                with suppress(OSError):
+                    disk().remove(part)
+                if attempt < _ATTEMPTS and isinstance(error, FileNotFoundError) and path.parent.is_dir():
+                    continue  # a process that shares this one's name, but not its processes, took it for abandoned
+                raise
+            return
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what processes of this machine that were killed left of their writes of a file."""
+    for part in path.parent.glob(f"{escape(path.name)}.*.part"):
+        host, _, rest = part.name.removeprefix(f"{path.name}.").partition("-")
+        pid = rest.partition("-")[0]
+        if host == _host() and pid.isdigit() and _is_gone(int(pid)):
             with suppress(OSError):
                 disk().remove(part)
-            raise
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        return False
+    return False
+
+
+def _host() -> str:
+    """Return a short name of this machine, or of this container."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def replace_by(part: Path, path: Path) -> None:

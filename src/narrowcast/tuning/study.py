@@ -6,7 +6,7 @@ import hashlib
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,25 +103,29 @@ def run_study(prepared: PreparedStudy, observe: Observer = lambda _: None) -> St
     trials = StudyTrials(file, prepared.client, folder, store, observe)
     trials.resend(store.open())
     status, result = "FAILED", StudyResult(folder.path, (), shares=file.shares)
-    try:
-        with _worker_pool(file, prepared.shared) as pool:
-            dispatch(trials, pool, file.settings.workers)
-            result = _conclude(prepared, trials, store, pool, observe)
-        status = "RUNNING" if result.elsewhere else "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        prepared.client.release()
-        raise
-    finally:
-        trials.resend(store.states())
-        sent = store.close(file.build({}).tracking.flush_seconds)
-        if status not in ("RUNNING", "FINISHED"):
-            result = StudyResult(folder.path, trials.records(), shares=file.shares)
-        seconds, objectives = time.monotonic() - began, file.settings.objectives
-        folder.write_json("result.json", result.plain(hide_secrets(prepared.storage), seconds))
-        metrics, tags = result.metrics(list(objectives), seconds), {"state": status.lower()}
-        if not (store.finish(status, metrics, tags, result.note(objectives), folder.artifacts()) and sent):
-            observe("not all of this study is in MLflow yet; the same command sends the rest")
+    with ExitStack() as alone:
+        try:
+            with _worker_pool(file, prepared.shared) as pool:
+                dispatch(trials, pool, file.settings.workers)
+                alone.enter_context(folder.closing(observe))
+                result = _conclude(prepared, trials, store, pool, observe)
+            status = "RUNNING" if result.elsewhere else "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            prepared.client.release()
+            raise
+        finally:
+            trials.resend(store.states())
+            sent = store.close(file.build({}).tracking.flush_seconds)
+            if status not in ("RUNNING", "FINISHED"):
+                result = StudyResult(folder.path, trials.records(), shares=file.shares)
+            seconds, objectives = time.monotonic() - began, file.settings.objectives
+            folder.write_json("result.json", result.plain(hide_secrets(prepared.storage), seconds))
+            tags = {"state": status.lower()}
+            metrics = {} if status == "RUNNING" else result.metrics(list(objectives), seconds)  # the last one's count
+            note, files = result.note(objectives), folder.artifacts()
+            if not (store.finish(status, metrics, result.ended, tags, note, files) and sent):
+                observe("not all of this study is in MLflow yet; the same command sends the rest")
     return result
 
 

@@ -6,8 +6,11 @@ import csv
 import io
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ from narrowcast.platform import plugins
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.config import PLUGINS, write_yaml
 from narrowcast.platform.disk import disk
+from narrowcast.platform.tracking.journal import AtWork, locked
 from narrowcast.tuning.trial_record import TrialRecord
 
 logger = logging.getLogger(__name__)
 JOURNAL = "study.journal"
+_CLOSING, _POLL_SECONDS = "closing.lock", 0.2
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,23 @@ class StudyFolder:
     """The folder OUTPUT/NAME of a study."""
 
     path: Path
+
+    @contextmanager
+    def closing(self, observe: Callable[[str], None]) -> Iterator[None]:
+        """Wait until no other process of the study writes its result, and keep others waiting within the block.
+
+        The last one then has all trials. `observe` is told if it has to wait.
+        """
+        with ExitStack() as stack:
+            for attempt in count():
+                try:
+                    stack.enter_context(locked(self.path, _CLOSING))
+                    break
+                except AtWork:
+                    if not attempt:
+                        observe("another process is writing the study's result; waiting for it")
+                    time.sleep(_POLL_SECONDS)
+            yield
 
     def write_yaml(self, name: str, values: Mapping[str, Any]) -> Path:
         """Write nested plain values atomically, and the modules of the user's own classes; return the file's path."""
@@ -99,7 +121,8 @@ class StudyFolder:
 
     def artifacts(self) -> list[Path]:
         """Return what goes to MLflow: everything but the trials, which have runs of their own, and the journal."""
-        return [path for path in sorted(self.path.iterdir()) if path.name not in ("trials", JOURNAL)]
+        left_out = ("trials", JOURNAL, _CLOSING)
+        return [path for path in sorted(self.path.iterdir()) if path.name not in left_out and path.suffix != ".part"]
 
 
 def _of_trial(number: int) -> str:

@@ -72,6 +72,11 @@ class StudyResult:
             rows.append({**plain, **each.params, **each.metrics})
         return DataFrame(rows)
 
+    @property
+    def ended(self) -> int:
+        """The number of trials that have ended."""
+        return sum(each.state not in ("running", "waiting") for each in self.records)
+
     def metrics(self, objectives: Sequence[str], wall_seconds: float) -> dict[str, float]:
         """Return the metrics of the study's own MLflow run."""
         states = Counter(each.state for each in self.records)

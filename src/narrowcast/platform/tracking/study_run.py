@@ -159,24 +159,30 @@ class StudyStore:
         self._thread.join(2 * _RETRY_SECONDS)
         return not self._thread.is_alive() and not self._missed
 
+    def _has(self, metric: str, step: int) -> bool:
+        return any(each.step == step for each in self._client.get_metric_history(self._parent, metric))
+
     @MLFLOW_SETTINGS.in_force()
     def finish(
         self,
         status: str,
         metrics: Mapping[str, float],
+        step: int,
         tags: Mapping[str, str],
         note: str,
         artifacts: Iterable[Path],
     ) -> bool:
         """Log the study's metrics, tags and files to the parent run and end it; return False if the store is down.
 
-        `note` is Markdown for the run's page.
+        A metric that the run has at `step`, the number of trials that have ended, is not logged again: a process that
+        was killed may have got so far. `note` is Markdown for the run's page.
         """
         try:
-            stamp = time.time()
+            stamp = int(1000 * time.time())
+            missing = {name: value for name, value in _as_metrics(metrics).items() if not self._has(name, step)}
             self._client.log_batch(
                 self._parent,
-                [Metric(metric_name(name), float(value), int(1000 * stamp), 0) for name, value in metrics.items()],
+                [Metric(name, value, stamp, step) for name, value in missing.items()],
                 tags=[RunTag(key, value) for key, value in {**tags, MLFLOW_RUN_NOTE: note}.items()],
             )
             for path in artifacts:
@@ -190,3 +196,8 @@ class StudyStore:
             logger.warning("the MLflow store is down (%s)", short_reason(error))
             return False
         return True
+
+
+def _as_metrics(values: Mapping[str, float]) -> dict[str, float]:
+    """Return values by the names that MLflow accepts."""
+    return {metric_name(name): float(value) for name, value in values.items()}
