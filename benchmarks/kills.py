@@ -1,9 +1,9 @@
-"""SIGKILL at random moments: runs on Ray with masks, in process, buffered, and studies, each continued to its end.
+"""SIGKILL at random moments: runs, solves, studies, benchmarks and masked runs, on Ray too, continued to their end.
 
-Each one must end with the `model_sha256` of an undisturbed run, or a study with the same configurations and results.
-Three of four moments are uniform over the rounds or trials, the others over the time that the undisturbed one took,
-imports included; every third one is killed again when it has been resumed. Finished records are in FILE, a CSV, and
-are not repeated.
+Each one must end with the `model_sha256` or `answer_sha256` of an undisturbed one, or a study with the same
+configurations and results. Three of four moments are uniform over the rounds, trials or lines, the others over the time
+that the undisturbed one took, imports included; every third one is killed again when it has been resumed. Finished
+records are in FILE, a CSV, and are not repeated.
 
     python benchmarks/kills.py FILE [--kills 40] [--only WORKLOAD]
 """
@@ -12,177 +12,25 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
+from interrupted import WORKLOADS, Attempt, Reference, undisturbed
+
 _COLUMNS = (
-    *("workload", "number", "kills", "killed_at_seconds", "rounds_or_trials_then", "same", "started_again", "said"),
+    *("workload", "number", "kills", "killed_at_seconds", "steps_then", "same", "started_again", "said"),
     *("left", "seconds", "load"),
 )
 _DEADLINE_SECONDS = 400.0
-_LEFT_SECONDS = 120.0  # agents of Ray look for their killed head for a while
-_MARK = "NARROWCAST_KILLS"
-_QUIET = ["tracking.system_metrics=false", "checkpoint_seconds=1"]
-_STUDY = """
-experiment: {base: fedavg-digits, rounds: 40, evaluate_every: 5, tracking: {system_metrics: false}}
-study:
-  {objectives: {validation.accuracy: maximize}, sampler: grid, backend: local, holdout: {trials: 0}, stale_seconds: 5}
-space:
-  training.learning_rate: [0.01, 0.1, 0.5]
-  training.batch_size: [5, 10]
-"""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What a workload ends with when nothing happens, in how many seconds and rounds or trials."""
-
-    fingerprint: str
-    seconds: float
-    steps: int
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A command to start, one to continue, and what its end is compared by."""
-
-    start: list[str]
-    resume: list[str]
-    progress: Callable[[Path], int]
-    fingerprint: Callable[[Path], str]
-
-
-def _rounds(folder: Path) -> int:
-    journal = folder / "run" / "journal.jsonl"
-    return journal.read_bytes().count(b"\n") if journal.exists() else 0
-
-
-def _sha256(folder: Path) -> str:
-    result = folder / "run" / "result.json"
-    return str(json.loads(result.read_text())["model_sha256"]) if result.exists() else ""
-
-
-def _trials(folder: Path) -> int:
-    return len(list((folder / "study" / "trials").glob("*/result.json")))
-
-
-def _configurations(folder: Path) -> str:
-    """The parameters and the objective of each complete trial; a lost trial is not among them."""
-    table = folder / "study" / "trials.csv"
-    if not (folder / "study" / "result.json").exists() or not table.exists():
-        return ""
-    with table.open(newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if row["state"] == "complete"]
-    names = ("training.learning_rate", "training.batch_size", "validation.accuracy")
-    return json.dumps(sorted([row[name] for name in names] for row in rows))
-
-
-def _run(*words: str) -> Workload:
-    resume = ["run", "--resume", "run", "--output", "."]
-    return Workload(["run", *words, *_QUIET, "name=run", "--output", "."], resume, _rounds, _sha256)
-
-
-_TUNE = ["tune", "study.yaml", "--output", "."]
-WORKLOADS = {
-    "fedavg-digits": _run("fedavg-digits", "rounds=150", "training.epochs=10", "--backend", "local"),
-    "masked on Ray": _run("scolr-masked-ml1m", "rounds=30", "evaluate_every=30"),
-    "buffered": _run(
-        *("fedavg-digits", "rounds=200", "training.epochs=10", "--backend", "local"),
-        "schedule={kind: buffered, buffer_size: 5, concurrency: 15}",
-    ),
-    "study": Workload(_TUNE, _TUNE, _trials, _configurations),
-}
-
-
-class Attempt:
-    """One folder in which a workload is started, killed and continued."""
-
-    def __init__(self, workload: Workload, folder: Path) -> None:
-        self.workload, self.folder = workload, folder
-        self.mark = f"{os.getpid()}-{folder.name}"
-        self.process: subprocess.Popen[bytes] | None = None
-        (folder / "study.yaml").write_text(_STUDY)
-
-    def begin(self, words: list[str]) -> None:
-        with (self.folder / "err").open("wb") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "narrowcast", *words],
-                cwd=self.folder,
-                env={**os.environ, _MARK: self.mark},
-                stdout=subprocess.DEVNULL,
-                stderr=err,
-                start_new_session=True,
-            )
-
-    def wait(self, seconds: float) -> int | None:
-        assert self.process is not None
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def reach(self, steps: int) -> bool:
-        """Wait for so many rounds or trials; return False if the process ends before."""
-        while self.workload.progress(self.folder) < steps:
-            if self.wait(0.01) is not None:
-                return False
-        return True
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def last_line(self) -> str:
-        lines = [line for line in (self.folder / "err").read_text().splitlines() if not line.startswith("WARNING")]
-        return lines[-1] if lines else ""
-
-    def left_behind(self) -> list[str]:
-        """The processes that the workload started and that outlive it; they are killed."""
-        deadline = time.monotonic() + _LEFT_SECONDS
-        while (left := [each for each in psutil.process_iter() if _marked(each, self.mark)]) and (
-            time.monotonic() < deadline
-        ):
-            time.sleep(1)
-        names = [each.name() for each in left]
-        for each in left:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-        return names
-
-
-def _marked(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == mark
-    except psutil.Error:
-        return False
-
-
-def undisturbed(workload: Workload, parent: Path) -> Reference:
-    """Run a workload without a kill."""
-    attempt = Attempt(workload, Path(tempfile.mkdtemp(dir=parent)))
-    began = time.monotonic()
-    attempt.begin(workload.start)
-    if attempt.wait(_DEADLINE_SECONDS) != 0:
-        raise SystemExit(f"the undisturbed run failed: {attempt.last_line()}")
-    seconds = time.monotonic() - began
-    return Reference(workload.fingerprint(attempt.folder), seconds, workload.progress(attempt.folder))
 
 
 def kill_and_continue(name: str, number: int, reference: Reference, parent: Path) -> dict[str, Any]:
@@ -222,7 +70,7 @@ def kill_and_continue(name: str, number: int, reference: Reference, parent: Path
         "number": number,
         "kills": len(moments),
         "killed_at_seconds": " ".join(f"{moment:.2f}" for moment in moments),
-        "rounds_or_trials_then": " ".join(map(str, progress)),
+        "steps_then": " ".join(map(str, progress)),
         "same": workload.fingerprint(attempt.folder) == reference.fingerprint != "",
         "started_again": again,
         "said": " | ".join(said),
@@ -248,12 +96,12 @@ def main() -> None:
             if (name, number) in done:
                 continue
             if name not in references:
-                references[name] = undisturbed(WORKLOADS[name], Path(parent))
+                references[name] = undisturbed(WORKLOADS[name], Path(tempfile.mkdtemp(dir=parent)))
                 print(f"{name}: {references[name].seconds:.1f} s undisturbed", flush=True)
             record = kill_and_continue(name, number, references[name], Path(parent))
             _append(arguments.file, record)
             verdict = "same" if record["same"] else "DIFFERENT"
-            then = record["rounds_or_trials_then"]
+            then = record["steps_then"]
             print(f"{name} {number}: {verdict}, at {then}, {record['seconds']} s, {record['said']}", flush=True)
     _print_table(_read(arguments.file))
 

@@ -1,163 +1,128 @@
-"""Power cuts on a real file system: ext4 on a loop device, whose image is copied while the run is stopped.
+"""Power cuts on a real file system: ext4 on a loop device, whose image is copied while the processes are stopped.
 
-A run writes to the mounted image. After a random time it is stopped with SIGSTOP, and the image is copied: what the
-file system has not written yet is not in the copy, as after a power cut. The copy is mounted, which replays the file
-system's journal, and the run is resumed there. Needs root, mkfs.ext4 and loop devices.
+A run, solve, study, benchmark or masked run writes to the mounted image. At a random moment all of its processes are
+stopped with SIGSTOP, and the image is copied: what the file system has not written yet is not in the copy, as after a
+power cut. The copy is mounted, which replays the file system's journal, and the same work is continued there. Needs
+root, mkfs.ext4 and loop devices.
 
-    sudo python benchmarks/power_cut.py [--cuts 10] [--source OTHER_CHECKOUT/src] [--csv FILE]
+    sudo python benchmarks/power_cut.py FILE [--cuts 40] [--only WORKLOAD]
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-NAME, INTERVAL_SECONDS = "fedavg-digits", 2.0
-SETTINGS = (f"checkpoint_seconds={INTERVAL_SECONDS}", "evaluate_every=100", "tracking.system_metrics=false")
+import psutil
+
+from interrupted import IN_PROCESS, Attempt, Reference, undisturbed
+
 IMAGE_MIB = 256
-EARLIEST_SECONDS, LATEST_SECONDS = 2.0, 20.0
-"""After round 1; 3,000 rounds take about thirty seconds on two cores that do nothing else."""
+MOUNTS = ("defaults", "commit=300", "commit=300,data=writeback,noauto_da_alloc")
+"""Options of ext4 in turn: the default, and two that write late and in any order."""
 
 
 @dataclass
 class Cut:
-    """One power cut and what became of the run.
+    """One power cut and what became of the work.
 
-    Attributes:
-        rounds: rounds that the run had finished when the power was cut.
-        in_journal: rounds in the journal that was left.
-        resumed_after: the round after which the run was resumed, -1 if it could not be.
-        lost_rounds: rounds that were repeated.
-        lost_seconds: the wall time that they had taken.
-
+    `steps`: rounds, trials or lines that were there when the power was cut; `left`: those on the copied disk.
     """
 
-    cut: int
+    workload: str
+    number: int
+    mount: str
+    steps: int
+    left: int
+    started_again: bool
+    same: bool
     seconds: float
-    rounds: int
-    in_journal: int
-    resumed_after: int
-    lost_rounds: int
-    lost_seconds: float
-    same_sha256: bool
-    message: str = ""
+    load: float
+    said: str = ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuts", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3000, help="enough for the last moment at which power is cut")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--source", help="the src folder of another version of narrowcast")
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--cuts", type=int, default=40, help="in all, spread over the workloads")
+    parser.add_argument("--only", action="append", choices=list(IN_PROCESS))
     arguments = parser.parse_args()
-    environment = {**os.environ, **({"PYTHONPATH": arguments.source} if arguments.source else {})}
-    rng, cuts, run = random.Random(arguments.seed), [], (NAME, *SETTINGS, f"rounds={arguments.rounds}")
-    with tempfile.TemporaryDirectory(prefix="narrowcast-power-cut-") as name:
-        work = Path(name)
-        reference = finish(start(work / "reference", environment, *run), work / "reference")
-        for number in range(1, arguments.cuts + 1):
-            seconds = rng.uniform(EARLIEST_SECONDS, LATEST_SECONDS)
-            cuts.append(cut(work, environment, run, number, seconds, reference))
-            print(cuts[-1], flush=True)
-    resumed = [each for each in cuts if each.resumed_after >= 0]
-    rounds, seconds = (
-        max((getattr(each, name) for each in resumed), default=0) for name in ("lost_rounds", "lost_seconds")
-    )
-    print(
-        f"{len(cuts)} cuts: {len(resumed)} resumable, {sum(each.same_sha256 for each in cuts)} with the same sha256, "
-        f"at most {rounds} rounds or {seconds:.1f} s lost at one checkpoint every {INTERVAL_SECONDS:g} s, "
-        f"load {os.getloadavg()[0]:.1f}"
-    )
-    if arguments.csv:
-        with arguments.csv.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, list(asdict(cuts[0])))
-            writer.writeheader()
-            writer.writerows(asdict(each) for each in cuts)
+    records = list(csv.DictReader(arguments.file.open(newline=""))) if arguments.file.exists() else []
+    done = {(record["workload"], int(record["number"])) for record in records}
+    names = arguments.only or list(IN_PROCESS)
+    references = dict[str, Reference]()
+    with tempfile.TemporaryDirectory(prefix="narrowcast-power-cut-") as parent:
+        work = Path(parent)
+        for place in range(arguments.cuts):
+            name, number = names[place % len(names)], place // len(names)
+            if (name, number) in done:
+                continue
+            if name not in references:
+                references[name] = undisturbed(IN_PROCESS[name], Path(tempfile.mkdtemp(dir=work)))
+            record = cut(work, name, number, references[name])
+            with arguments.file.open("a", newline="") as stream:
+                writer = csv.DictWriter(stream, [each.name for each in fields(Cut)])
+                if not stream.tell():
+                    writer.writeheader()
+                writer.writerow(asdict(record))
+            print(record, flush=True)
+    cuts = list(csv.DictReader(arguments.file.open(newline="")))
+    print(f"{len(cuts)} cuts, {sum(each['same'] == 'True' for each in cuts)} with the end of an undisturbed one")
 
 
-def cut(
-    work: Path, environment: dict[str, str], run: tuple[str, ...], number: int, seconds: float, reference: str
-) -> Cut:
-    """Stop a run after some seconds, copy the image, and resume the run on the copy."""
-    image, copy = work / f"{number}.img", work / f"{number}-copy.img"
+def cut(work: Path, name: str, number: int, reference: Reference) -> Cut:
+    """Stop the processes of a workload after some steps, copy the image, and continue on the copy."""
+    workload, chances, mount = IN_PROCESS[name], random.Random(f"{name} {number}"), MOUNTS[number % len(MOUNTS)]
+    image, copy, began = work / "disk.img", work / "copy.img", time.monotonic()
     subprocess.run(["truncate", "-s", f"{IMAGE_MIB}M", image], check=True)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    with mounted(image, work / "disk") as disk:
-        process = start(disk / "runs", environment, *run)
-        try:
-            journal = disk / "runs" / NAME / "journal.jsonl"
-            while not journal.exists() or not journal.stat().st_size:
-                if process.poll() is not None:
-                    raise SystemExit("the run failed before its first round")
-                time.sleep(0.05)
-            time.sleep(seconds)
-            process.send_signal(signal.SIGSTOP)
-            wall = wall_seconds(journal)
-            subprocess.run(["cp", "--sparse=always", image, copy], check=True)
-        finally:
-            process.kill()
-            process.wait()
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    with mounted(image, work / "disk", mount) as disk:
+        attempt = Attempt(workload, disk)
+        os.sync()  # the files of the workload are older than the cut
+        attempt.begin(workload.start)
+        if attempt.reach(chances.randrange(reference.steps)):
+            attempt.wait(chances.random() * reference.seconds / reference.steps)
+        stopped = attempt.processes()
+        for each in stopped:
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(signal.SIGSTOP)
+        steps = workload.progress(disk)
+        subprocess.run(["cp", "--sparse=always", image, copy], check=True)
+        for each in stopped:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        attempt.kill()
+        psutil.wait_procs(stopped)
     image.unlink()
-    with mounted(copy, work / "disk") as disk:
-        left = len(wall_seconds(disk / "runs" / NAME / "journal.jsonl"))
-        process = start(disk / "runs", environment, "--resume", NAME)
-        status, out, err = process.wait(), *((disk / f"runs.{stream}").read_text() for stream in ("out", "err"))
-        if status:
-            outcome = Cut(number, seconds, len(wall), left, -1, len(wall), wall[-1], same_sha256=False, message=err)
-        else:
-            after = int(found[1]) if (found := re.search(r"resuming after round (\d+)", out)) else 0
-            lost = wall[-1] - wall[after - 1] if after else wall[-1]
-            result = json.loads((disk / "runs" / NAME / "result.json").read_text())
-            same = result["model_sha256"] == reference
-            outcome = Cut(number, seconds, len(wall), left, after, len(wall) - after, lost, same)
+    with mounted(copy, work / "disk", mount) as disk:
+        left, attempt = workload.progress(disk), Attempt(workload, disk)
+        attempt.begin(workload.resume)
+        if again := bool(attempt.wait()) and any(word in attempt.last_line() for word in ("again", "no run at")):
+            shutil.rmtree(disk / "run", ignore_errors=True)
+            attempt.begin(workload.start)
+        said = attempt.last_line().replace(str(work), "") if attempt.wait() else ""
+        same = workload.fingerprint(disk) == reference.fingerprint
+        attempt.left_behind()
     copy.unlink()
-    outcome.message = outcome.message.strip().replace(str(work), "")
-    return outcome
-
-
-def start(output: Path, environment: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "narrowcast", "run", *words, "--backend", "local", "--output", str(output)]
-    with output.with_suffix(".out").open("w") as out, output.with_suffix(".err").open("w") as err:
-        return subprocess.Popen(command, env=environment, stdout=out, stderr=err)
-
-
-def finish(process: subprocess.Popen[bytes], output: Path) -> str:
-    """Wait for a run and return its model_sha256."""
-    if process.wait():
-        raise SystemExit(output.with_suffix(".err").read_text())
-    return str(json.loads((output / NAME / "result.json").read_text())["model_sha256"])
-
-
-def wall_seconds(journal: Path) -> list[float]:
-    """Return the wall seconds of the run after each round in a journal, which may be cut."""
-    found: list[float] = []
-    for line in journal.read_bytes().split(b"\n")[:-1] if journal.exists() else ():
-        try:
-            found.append(json.loads(line)["round"]["wall_seconds"])
-        except ValueError:
-            break
-    return found
+    load = round(os.getloadavg()[0], 1)
+    return Cut(name, number, mount, steps, left, again, same, round(time.monotonic() - began, 1), load, said)
 
 
 @contextmanager
-def mounted(image: Path, place: Path) -> Iterator[Path]:
+def mounted(image: Path, place: Path, options: str) -> Iterator[Path]:
     place.mkdir()
-    subprocess.run(["mount", "-o", "loop", image, place], check=True)
+    subprocess.run(["mount", "-o", f"loop,{options}", image, place], check=True)
     try:
         yield place
     finally:
