@@ -296,7 +296,7 @@ def _look_at_the_pages(env: dict[str, str], folder: Path) -> None:
         deadline = time.monotonic() + 120
         while True:
             try:
-                assert requests.get(f"http://127.0.0.1:{port}/health", timeout=2).ok
+                assert requests.get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 401
                 break
             except requests.ConnectionError:
                 assert pages.poll() is None

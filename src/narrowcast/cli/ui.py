@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -17,13 +18,18 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.extras import check_installed
 
 _SECONDS_TO_END = 10.0
+_SHORT = "/tmp"
 
 
 @click.command()
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
 def ui(output: Path, port: int) -> None:
-    """Open the MLflow UI with the runs of the output folder, for this machine only (127.0.0.1)."""
+    """Open the MLflow UI with the runs of the output folder, for this machine only (127.0.0.1).
+
+    It opens by the addresses that are printed, which have a token: other accounts of the machine are refused.
+    """
+    from narrowcast.platform.tracking.guarded_pages import guarded
     from narrowcast.platform.tracking.mlflow_store import pages_of_runs
     from narrowcast.platform.tracking.mlflow_view import EXPERIMENTS
     from narrowcast.platform.tracking.store_address import Tracking
@@ -35,28 +41,28 @@ def ui(output: Path, port: int) -> None:
         raise UserError(f"the runs are tracked at {store.shown}; open that address in a browser")
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
         raise UserError(f"no runs in {output}; start one with narrowcast run, or give another folder with --output")
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as listening, TemporaryDirectory(prefix="narrowcast-ui-", dir=_SHORT) as private:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            free.bind(("127.0.0.1", port))
+            listening.bind(("127.0.0.1", port))
         except OSError as error:
             raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
-    for name, place in pages_of_runs(store).items():  # MLflow's first page is for something else
-        click.echo(f"runs of {name}: http://127.0.0.1:{port}/{place}")
-    click.echo(f"MLflow UI on http://127.0.0.1:{port}/{EXPERIMENTS} (stop with Ctrl-C)")
-    if (status := _serve(uri, port)) is not None:
-        raise RunFailed(
-            f"the MLflow UI stopped with status {status}; another one may have taken port {port}: give another with "
-            "--port"
-        )
+        pages, server = pages_of_runs(store), Path(private, "mlflow")
+        with guarded(listening, server) as token:
+            start = f"http://127.0.0.1:{port}/?token={token}"
+            for name, place in pages.items():  # MLflow's first page is for something else
+                click.echo(f"runs of {name}: {start}{place}")
+            click.echo(f"MLflow UI on {start}{EXPERIMENTS} (stop with Ctrl-C)")
+            if (status := _serve(uri, port, server)) is not None:
+                raise RunFailed(f"the MLflow UI stopped with status {status}; what it wrote above says why")
 
 
-def _serve(uri: str, port: int) -> int | None:
-    """Run the server and return its exit status, or None if Ctrl-C, SIGTERM or a closed terminal ended it."""
+def _serve(uri: str, port: int, place: Path) -> int | None:
+    """Run the server at a Unix socket and return its exit status; None if Ctrl-C, SIGTERM or a hangup ended it."""
     server = subprocess.Popen(
         [
-            *(sys.executable, "-m", "mlflow", "ui"),
-            *("--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
+            *(sys.executable, "-m", "mlflow", "ui", "--workers", "1"),
+            *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-opts", f"--uds {place}"),
         ],
         env={
             **os.environ,
