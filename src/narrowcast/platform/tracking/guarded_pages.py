@@ -85,7 +85,7 @@ class _Door:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return bearer.strip()
-        cookies = SimpleCookie[str]()
+        cookies = SimpleCookie()
         with suppress(CookieError):
             cookies.load(headers.get("cookie", ""))
         return cookies[self._cookie].value if self._cookie in cookies else ""
