@@ -5,8 +5,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import IntArray, Profiles
+from narrowcast.extend import IntArray, Profiles, generator
 
 
 class CityFleet(BaseModel):

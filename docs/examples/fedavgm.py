@@ -9,11 +9,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.federated.fedavg import Averaging
-from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
-from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
-from narrowcast.platform.contracts import Task
-from narrowcast.platform.types import Arrays
+from narrowcast.extend import OPTIMIZER, Arrays, Averaging, PrefixedArrays, Task
 
 VELOCITY = PrefixedArrays(OPTIMIZER.name("velocity/"))
 """Names of the velocity in the server's state; those of `OPTIMIZER` are not sent, and are no part of the model."""

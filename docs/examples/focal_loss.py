@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from narrowcast.platform.models.losses import Loss
-from narrowcast.platform.models.metrics import Metric
+from narrowcast.extend import Loss, Metric
 
 
 class FocalLoss(Loss):

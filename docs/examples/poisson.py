@@ -11,10 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.errors import UserError
-from narrowcast.platform.seeds import generator
-from narrowcast.platform.solver_contracts import Report
-from narrowcast.platform.types import Arrays, FloatArray
+from narrowcast.extend import Arrays, FloatArray, Report, UserError, generator
 
 
 @dataclass(frozen=True)

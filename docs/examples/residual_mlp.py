@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.extend import NeuralNetwork, Samples
 
 
 class Block(nn.Module):

@@ -9,10 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.stage import NO_STATE, Shapes, Signal, Tensors, ValueStage
-from narrowcast.algorithms.codecs.wire import Reader
-from narrowcast.platform.types import Arrays, PayloadError
+from narrowcast.extend import NO_STATE, Arrays, Codec, PayloadError, Reader, Shapes, Signal, Tensors, ValueStage
 
 
 class Sign(ValueStage):

@@ -5,8 +5,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.seeds import generator
+from narrowcast.extend import Labelled, Samples, generator
 
 
 class TwoMoons(BaseModel):

@@ -107,8 +107,7 @@ BAD = {
         BARE,
         "bare:X",
         "is not an algorithm: it lacks download_bits, local_calls, rate_distortion, relative_work, secure_sums, "
-        "upload_bits, upload_parts, weighted_by_staleness; AlgorithmDefaults in narrowcast.platform.contracts has "
-        "them: extend it",
+        "upload_bits, upload_parts, weighted_by_staleness; AlgorithmDefaults in narrowcast.extend has them: extend it",
     ),
 }
 

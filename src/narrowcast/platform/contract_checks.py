@@ -104,7 +104,7 @@ def check_final(algorithm: Algorithm, parameters: Arrays, server: Arrays) -> Arr
 def check_broadcast(broadcast: Any, method: str) -> None:
     """Raise `UserError` unless this is a `Broadcast` whose sizes can be told."""
     if not isinstance(broadcast, Broadcast):
-        raise UserError(f"{method} returned {noun(broadcast)}; return a Broadcast of narrowcast.platform.contracts")
+        raise UserError(f"{method} returned {noun(broadcast)}; return a Broadcast of narrowcast.extend")
     check_arrays(broadcast.arrays, f"the arrays of {method}")
     for part in ("full", "update"):
         payload = getattr(broadcast, part)
@@ -115,7 +115,7 @@ def check_broadcast(broadcast: Any, method: str) -> None:
 def check_updates(updates: Any, server: Arrays, n_clients: int, method: str) -> None:
     """Raise `UserError` unless these are `LocalUpdates` of so many clients, for parameters of the server."""
     if not isinstance(updates, LocalUpdates):
-        raise UserError(f"{method} returned {noun(updates)}; return LocalUpdates of narrowcast.platform.types")
+        raise UserError(f"{method} returned {noun(updates)}; return LocalUpdates of narrowcast.extend")
     for name, values in check_arrays(updates.changes, f"the changes of {method}").items():
         if name not in server:
             raise UserError(f"{method} returned a change of {name}; the global parameters are {_listed(server)}")
@@ -128,7 +128,7 @@ def check_updates(updates: Any, server: Arrays, n_clients: int, method: str) -> 
 def check_result(result: Any, chunk: Chunk, method: str) -> None:
     """Raise `UserError` unless this is the `ChunkResult` of the chunk: its clients' ledger, states and partial sum."""
     if not isinstance(result, ChunkResult):
-        raise UserError(f"{method} returned {noun(result)}; return a ChunkResult of narrowcast.platform.types")
+        raise UserError(f"{method} returned {noun(result)}; return a ChunkResult of narrowcast.extend")
     check_arrays(result.partial, f"the partial sum of {method}")
     if not isinstance(result.ledger, ClientLedger):
         raise UserError(f"{method} returned {noun(result.ledger)} as ledger; return a ClientLedger")

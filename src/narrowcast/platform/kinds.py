@@ -82,7 +82,7 @@ class Registry(Mapping[str, type[BaseModel]]):
             raise UserError(f"{spec} is not {article} {self.name}: it has to extend {self.contract.__name__}")
         if missing := sorted(members(self.contract) - _members_of(found)):
             base = self.optional if self.optional and members(self.optional).issuperset(missing) else None
-            advice = f"; {base.__name__} in {base.__module__} has them: extend it" if base else ""
+            advice = f"; {base.__name__} in narrowcast.extend has them: extend it" if base else ""
             raise UserError(f"{spec} is not {article} {self.name}: it lacks {', '.join(missing)}{advice}")
         if not found.model_config.get("frozen") or found.model_config.get("extra") != "forbid":
             raise UserError(f'{spec} needs model_config = ConfigDict(frozen=True, extra="forbid")')

@@ -41,7 +41,7 @@ def load_checked(source: DataSource) -> Dataset:
         if missing := sorted(name for name in members(Dataset) if not hasattr(data, name)):
             raise UserError(
                 f"{method} returned {noun(data)}, which lacks {', '.join(missing)}; return a data set, such as "
-                "narrowcast.platform.data.samples.Samples"
+                "narrowcast.extend.Samples"
             )
         try:
             for check in (check_counts, check_ownership, check_held_out):

@@ -1,0 +1,241 @@
+"""What a module of one's own imports: contracts and base classes of every kind, and the types between them.
+
+```python
+from narrowcast.extend import OPTIMIZER, Averaging, PrefixedArrays
+```
+
+Names stay here when their modules move. Each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from narrowcast.algorithms.channel.allocation import Allocation
+    from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
+    from narrowcast.algorithms.channel.downlink import Downlink
+    from narrowcast.algorithms.channel.links import Channel
+    from narrowcast.algorithms.codecs.chain import Codec
+    from narrowcast.algorithms.codecs.stage import (
+        NO_STATE,
+        Quantiser,
+        Shapes,
+        Signal,
+        Stage,
+        SymbolStage,
+        Tensors,
+        Transform,
+        ValueStage,
+    )
+    from narrowcast.algorithms.codecs.wire import Reader, varint
+    from narrowcast.algorithms.federated.aggregator import Aggregator
+    from narrowcast.algorithms.federated.fedavg import Averaging
+    from narrowcast.algorithms.federated.rank_policy import RankPolicy
+    from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER, ServerOptimizer
+    from narrowcast.algorithms.local_training.learning_rate import LearningRateSchedule
+    from narrowcast.algorithms.secure.protection import Protection
+    from narrowcast.algorithms.uploads.joined_parts import joined_updates, joined_uploads
+    from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
+    from narrowcast.experiment import load_experiment
+    from narrowcast.platform.backend import Backend
+    from narrowcast.platform.client_contracts import OwnModel
+    from narrowcast.platform.contracts import (
+        Algorithm,
+        AlgorithmDefaults,
+        Broadcast,
+        Dataset,
+        DataSource,
+        Fleet,
+        LocalCall,
+        Model,
+        Task,
+        Training,
+    )
+    from narrowcast.platform.data.interactions import Interactions
+    from narrowcast.platform.data.partition import Partitioner
+    from narrowcast.platform.data.samples import Labelled, Samples
+    from narrowcast.platform.errors import UserError
+    from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis
+    from narrowcast.platform.models.losses import Loss
+    from narrowcast.platform.models.metrics import Metric
+    from narrowcast.platform.models.neural_network import NeuralNetwork
+    from narrowcast.platform.schedule import Schedule
+    from narrowcast.platform.seeds import generator
+    from narrowcast.platform.simulation.availability import Availability
+    from narrowcast.platform.solver_contracts import Problem, ProblemSource, Report, Solver, Work
+    from narrowcast.platform.types import (
+        Arrays,
+        BoolArray,
+        Chunk,
+        ChunkResult,
+        FloatArray,
+        IntArray,
+        LocalRule,
+        LocalTerms,
+        LocalUpdates,
+        PayloadError,
+        Profiles,
+    )
+    from narrowcast.runs.attack_trial import attack_run
+    from narrowcast.runs.server_transcript import record_transcript
+    from narrowcast.tuning.pruning import Pruner
+    from narrowcast.tuning.samplers import Sampler
+
+__all__ = [
+    "NO_STATE",
+    "OPTIMIZER",
+    "Aggregator",
+    "Algorithm",
+    "AlgorithmDefaults",
+    "Allocation",
+    "Arrays",
+    "Availability",
+    "Averaging",
+    "Backend",
+    "BoolArray",
+    "Broadcast",
+    "Channel",
+    "Chunk",
+    "ChunkResult",
+    "Codec",
+    "DataSource",
+    "Dataset",
+    "DistortionCurves",
+    "Downlink",
+    "Fleet",
+    "FloatArray",
+    "HiddenUnits",
+    "IntArray",
+    "Interactions",
+    "Labelled",
+    "LearningRateSchedule",
+    "LocalCall",
+    "LocalRule",
+    "LocalTerms",
+    "LocalUpdates",
+    "Loss",
+    "Metric",
+    "Model",
+    "NeuralNetwork",
+    "OwnModel",
+    "Partitioner",
+    "PayloadError",
+    "PrefixedArrays",
+    "Problem",
+    "ProblemSource",
+    "Profiles",
+    "Protection",
+    "Pruner",
+    "Quantiser",
+    "RankPolicy",
+    "Reader",
+    "Report",
+    "Sampler",
+    "Samples",
+    "Schedule",
+    "ServerOptimizer",
+    "Shapes",
+    "Signal",
+    "Solver",
+    "Stage",
+    "SymbolStage",
+    "Task",
+    "Tensors",
+    "Training",
+    "Transform",
+    "UnitAxis",
+    "UserError",
+    "ValueStage",
+    "Work",
+    "attack_run",
+    "generator",
+    "joined_updates",
+    "joined_uploads",
+    "load_experiment",
+    "record_transcript",
+    "varint",
+]
+_HOMES = {
+    "Allocation": "algorithms.channel.allocation",
+    "DistortionCurves": "algorithms.channel.distortion_curves",
+    "Downlink": "algorithms.channel.downlink",
+    "Channel": "algorithms.channel.links",
+    "Codec": "algorithms.codecs.chain",
+    **dict.fromkeys(
+        ("NO_STATE", "Quantiser", "Shapes", "Signal", "Stage", "SymbolStage", "Tensors", "Transform", "ValueStage"),
+        "algorithms.codecs.stage",
+    ),
+    **dict.fromkeys(("Reader", "varint"), "algorithms.codecs.wire"),
+    "Aggregator": "algorithms.federated.aggregator",
+    "Averaging": "algorithms.federated.fedavg",
+    "RankPolicy": "algorithms.federated.rank_policy",
+    **dict.fromkeys(("OPTIMIZER", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
+    "LearningRateSchedule": "algorithms.local_training.learning_rate",
+    "Protection": "algorithms.secure.protection",
+    "PrefixedArrays": "algorithms.uploads.prefixed_arrays",
+    **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.uploads.joined_parts"),
+    "load_experiment": "experiment",
+    "Backend": "platform.backend",
+    "OwnModel": "platform.client_contracts",
+    **dict.fromkeys(
+        (
+            "Algorithm",
+            "AlgorithmDefaults",
+            "Broadcast",
+            "DataSource",
+            "Dataset",
+            "Fleet",
+            "LocalCall",
+            "Model",
+            "Task",
+            "Training",
+        ),
+        "platform.contracts",
+    ),
+    "Interactions": "platform.data.interactions",
+    "Partitioner": "platform.data.partition",
+    **dict.fromkeys(("Labelled", "Samples"), "platform.data.samples"),
+    "UserError": "platform.errors",
+    **dict.fromkeys(("HiddenUnits", "UnitAxis"), "platform.models.hidden_units"),
+    "Loss": "platform.models.losses",
+    "Metric": "platform.models.metrics",
+    "NeuralNetwork": "platform.models.neural_network",
+    "Schedule": "platform.schedule",
+    "generator": "platform.seeds",
+    "Availability": "platform.simulation.availability",
+    **dict.fromkeys(("Problem", "ProblemSource", "Report", "Solver", "Work"), "platform.solver_contracts"),
+    **dict.fromkeys(
+        (
+            "Arrays",
+            "BoolArray",
+            "Chunk",
+            "ChunkResult",
+            "FloatArray",
+            "IntArray",
+            "LocalRule",
+            "LocalTerms",
+            "LocalUpdates",
+            "PayloadError",
+            "Profiles",
+        ),
+        "platform.types",
+    ),
+    "attack_run": "runs.attack_trial",
+    "record_transcript": "runs.server_transcript",
+    "Pruner": "tuning.pruning",
+    "Sampler": "tuning.samplers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'narrowcast.extend' has no attribute '{name}'; it has {', '.join(__all__)}")
+    value = getattr(import_module(f"narrowcast.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
