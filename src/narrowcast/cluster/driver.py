@@ -43,7 +43,7 @@ class Driver:
         (run,) = shared
         self._run: Run = ray.get(run)
         self._secure = self._run.algorithm.secure_sums
-        self._key_service = None if self._secure is None else start_key_service(self._secure)
+        self._key_service = None if self._secure is None else start_key_service(self._secure, self._run.answered)
         self._hosts = Hosts(request, run, self._key_service)
         self._policy = policy
         self._stopping = threading.Event()
@@ -58,11 +58,11 @@ class Driver:
         """Run the rounds after `state` and yield them a few at a time with the failures during them."""
         self._hosts.wait(_START_SECONDS)
         pool = RayExecutor(self._run, self._hosts, self._policy, self._stopping)
-        pool.settled_round = state.settled_round
         batch, sent_at = Batch(), host_time().monotonic()
         metrics = RunMetrics(self._run.plan.name)
         executor: Executor = Metered(pool, metrics)
         secure = self._secure and self._secure.rounds(RemoteKeyStore(self._key_service), self._run.task)
+        pool.settled_round = max(state.settled_round, secure.answered_round if secure else 0)
         try:
             for outcome in rounds(self._run, executor, state, secure):
                 metrics.record(outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,18 +18,18 @@ from narrowcast.platform.types import Arrays, PayloadError
 class KeyService:
     """Holds the key store of a run in its own process, and dies with the driver that started it."""
 
-    def __init__(self, secure: SecureSums) -> None:
-        self._key_store = secure.key_store()
+    def __init__(self, secure: SecureSums, answered: Path | None) -> None:
+        self._key_store = secure.key_store(answered)
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
         """Return the key store's answer."""
         return self._key_store.call(method, round_index, arrays)
 
 
-def start_key_service(secure: SecureSums) -> Any:
-    """Start the key service on this node, which has the key files of a run with offline keys."""
+def start_key_service(secure: SecureSums, answered: Path | None) -> Any:
+    """Start the key service on this node, which has the run's folder and the key files of a run with offline keys."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return KeyService.options(scheduling_strategy=here).remote(secure)  # type: ignore[attr-defined]
+    return KeyService.options(scheduling_strategy=here).remote(secure, answered)  # type: ignore[attr-defined]
 
 
 class RemoteKeyStore:

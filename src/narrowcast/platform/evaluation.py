@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
-
-import numpy as np
 
 from narrowcast.platform.client_metrics import client_statistics, measure_clients
 from narrowcast.platform.contracts import Algorithm, Split, Task
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import LiveState, RunState
-from narrowcast.platform.types import Arrays, FloatArray
+from narrowcast.platform.types import Arrays, FloatArray, hash_arrays
 
 
 def evaluate(live: LiveState) -> dict[str, float]:
@@ -55,11 +52,3 @@ def sha256_of(model: Arrays, clients: Arrays) -> str:
     for owner, arrays in (("server", model), ("clients", clients)):
         hash_arrays(hasher, arrays, f"{owner}\0")
     return hasher.hexdigest()
-
-
-def hash_arrays(hasher: Any, arrays: Arrays, prefix: str = "") -> None:
-    """Add the names, each after the prefix, types, shapes and values of arrays to a hash, in the order of names."""
-    for name in sorted(arrays):
-        values = np.ascontiguousarray(arrays[name])
-        hasher.update(f"{prefix}{name}\0{values.dtype.str}\0{values.shape}\0".encode())
-        hasher.update(values.reshape(-1).view(np.uint8).data)

@@ -36,7 +36,7 @@ class LocalBackend(Section):
         if (secure := run.algorithm.secure_sums) is None:
             yield from rounds(run, LocalExecutor(run), state)
             return
-        with secure.key_store_process() as key_store:
+        with secure.key_store_process(run.answered) as key_store:
             yield from rounds(run, LocalExecutor(run, key_store), state, secure.rounds(key_store, run.task))
 
 

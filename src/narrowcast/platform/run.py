@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,15 @@ from narrowcast.platform.threads import one_thread
 
 @dataclass(frozen=True)
 class Run:
-    """One run, before or between its rounds: everything that its results depend on, except its `RunState`."""
+    """One run, before or between its rounds: everything that its results depend on, except its `RunState`.
+
+    `answered` is the file in which its clients write what they answer under secure aggregation; None: in memory alone.
+    """
 
     plan: Plan
     algorithm: Algorithm
     task: Task[Dataset, Training]
+    answered: Path | None = None
 
     @one_thread()
     def check(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
@@ -13,18 +14,24 @@ if TYPE_CHECKING:
 
 
 class ClientKeyStore(Protocol):
-    """The clients' secrets, held in a process other than the server's."""
+    """The clients' secrets, held in a process other than the server's; it answers a round once."""
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
-        """Return what the clients of a round reveal when asked by `method`.
+        """Return what the clients of a round reveal when asked by `method`: the same bytes for the same request.
 
-        `secrets` is asked by the host of some clients, and answers with what `Chunk.secrets` is to hold.
+        Raise `PayloadError` for an earlier round, and for another request in the same round. `secrets` is asked by the
+        host of some clients, and answers with what `Chunk.secrets` is to hold.
         """
         ...
 
 
 class SecureRounds(Protocol):
     """The server's side of secure aggregation within one run, called around the training of each round."""
+
+    @property
+    def answered_round(self) -> int:
+        """The last round that clients had answered before: up to it, rounds are repeated as they were."""
+        ...
 
     def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Return the chunks with `relayed` filled in; the first call of a round has its clients make their keys."""
@@ -54,12 +61,15 @@ class SecureSums(Protocol):
         """Return the size of the public key, which every client is sent once."""
         ...
 
-    def key_store(self) -> ClientKeyStore:
-        """Return a new key store; for a process that is not the server's."""
+    def key_store(self, answered: Path | None = None) -> ClientKeyStore:
+        """Return a new key store; for a process that is not the server's.
+
+        It remembers the rounds that it answers in the file `answered`; None: no longer than it lives.
+        """
         ...
 
-    def key_store_process(self) -> AbstractContextManager[ClientKeyStore]:
-        """Start a key store in a process of its own on this machine."""
+    def key_store_process(self, answered: Path | None = None) -> AbstractContextManager[ClientKeyStore]:
+        """Start a key store in a process of its own on this machine; see `key_store`."""
         ...
 
     def rounds(self, key_store: ClientKeyStore, task: Task) -> SecureRounds:

@@ -6,6 +6,7 @@ r rank, R rows that a chunk's clients touch, n examples.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,21 @@ def all_finite(*arrays: NDArray[Any]) -> bool:
             if not (math.isfinite(flat.dot(flat)) or np.isfinite(values).all()):
                 return False
     return True
+
+
+def hash_arrays(hasher: Any, arrays: Arrays, prefix: str = "") -> None:
+    """Add the names, each after the prefix, types, shapes and values of arrays to a hash, in the order of names."""
+    for name in sorted(arrays):
+        values = np.ascontiguousarray(arrays[name])
+        hasher.update(f"{prefix}{name}\0{values.dtype.str}\0{values.shape}\0".encode())
+        hasher.update(values.reshape(-1).view(np.uint8).data)
+
+
+def sha256_of(arrays: Arrays) -> bytes:
+    """Return the hash of arrays by `hash_arrays`, [32]."""
+    hasher = hashlib.sha256()
+    hash_arrays(hasher, arrays)
+    return hasher.digest()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from narrowcast.runs.learning_check import check_learned
 from narrowcast.runs.outputs import frozen_entry, run_tags, write_model, write_outputs
 from narrowcast.runs.recordable import WriteOutputs
 from narrowcast.runs.round_watch import watch_rounds
-from narrowcast.runs.run_folder import CONFIG, FROZEN, START
+from narrowcast.runs.run_folder import CONFIG, FROZEN, START, answered_file
 from narrowcast.runs.run_place import (
     check_resumable,
     check_same,
@@ -88,7 +88,10 @@ class PreparedRun:
 
     def steps(self) -> Generator[Outcome, None, None]:
         """Run the rounds after `state` and yield the outcome of each."""
-        return self.experiment.backend.run(self.run, self.state)
+        run, secure = self.run, self.experiment.secure
+        if run.algorithm.secure_sums is not None:
+            run = replace(run, answered=answered_file(self.folder, getattr(secure, "keys", None)))
+        return self.experiment.backend.run(run, self.state)
 
     def watch(self, journal: Journal) -> Callable[[Outcome], None]:
         """Return the function to be called after each round."""

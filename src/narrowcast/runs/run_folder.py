@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,14 @@ ITERATIONS = "iterations.parquet"
 START = "start.safetensors"
 """A copy of the model that the run starts from, which it is resumed and verified with."""
 _PATTERN = re.compile(r"[*?\[]")
-_WRITTEN_BEFORE_ROUND_1 = {"journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS, START}
+_NUMBER = re.compile(r"[0-9a-f]{16}")
+ANSWERED = "answered.jsonl"
+"""What the clients of a run with secure sums have answered, if their keys are those of the run."""
+_ANSWERED_BESIDE_KEYS = "answered.id"
+_WRITTEN_BEFORE_ROUND_1 = {
+    *("journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS, START),
+    *(ANSWERED, _ANSWERED_BESIDE_KEYS),
+}
 
 
 def find_run(run: object, output: Path) -> Path:
@@ -112,6 +120,21 @@ def write_config(config: RunConfig, folder: Path) -> None:
     write_yaml(config.plain(), text)
     plugins.keep(config.plain(), folder / PLUGINS)
     write_atomically(folder / CONFIG, text.getvalue().encode())
+
+
+def answered_file(folder: Path, keys: str | None) -> Path:
+    """Return the file in which the clients of a run write down what they answer under secure aggregation.
+
+    With keys made offline it is beside them, under a number that the run's folder has, and so outlives the folder.
+    """
+    if keys is None:
+        return folder / ANSWERED
+    number = folder / _ANSWERED_BESIDE_KEYS
+    if not number.exists():
+        write_atomically(number, secrets.token_hex(8).encode())
+    if not _NUMBER.fullmatch(text := number.read_text()):
+        raise UserError(f"{number} does not have the number under which {keys} has this run's answers; start a new run")
+    return Path(keys) / "answered" / f"{text}.jsonl"
 
 
 def checkpoint_place(config: RunConfig, folder: Path) -> str:

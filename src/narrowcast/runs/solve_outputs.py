@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 from narrowcast import __version__
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.disk import disk, sync_all
-from narrowcast.platform.evaluation import hash_arrays
 from narrowcast.platform.iterations import SolveState, end_of
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.platform.tracking.journal import Journal
@@ -23,7 +21,7 @@ from narrowcast.platform.tracking.journal_lines import step_of
 from narrowcast.platform.tracking.metric_direction import Declared, declared_by, reaches
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.second_process import FIGURES, begin
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, sha256_of
 from narrowcast.runs.outputs import baselines_entry, git_commit, write_model, write_plots
 from narrowcast.runs.run_folder import ANSWER, ITERATIONS, RESULT
 from narrowcast.solve_run import Solve
@@ -84,9 +82,7 @@ def measured(journal: Journal, solve: Solve) -> dict[str, Any]:
 
 def answer_sha256(answer: Arrays) -> str:
     """Return the sha256 of an answer's arrays, their names, types and shapes."""
-    hasher = hashlib.sha256()
-    hash_arrays(hasher, answer)
-    return hasher.hexdigest()
+    return sha256_of(answer).hex()
 
 
 def targets_of(

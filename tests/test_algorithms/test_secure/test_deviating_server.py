@@ -91,7 +91,7 @@ def test_signatures_of_other_rounds_runs_ranks_and_clients_do_not_count() -> Non
         later.reveal(MOST, signed=signed)
     with pytest.raises(PayloadError, match="another context"):
         Server("active").reveal(MOST, signed=signed)
-    with pytest.raises(PayloadError, match="shared no keys in round 1"):
+    with pytest.raises(PayloadError, match="asked for round 1, and are in round 2"):
         server.reveal(MOST, signed=signed)
     fresh = later.sign(MOST)
     for place in range(0, fresh.shape[1], 9):

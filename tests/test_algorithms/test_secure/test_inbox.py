@@ -33,7 +33,7 @@ def sealed(messages: Messages) -> tuple[KeyStore, PublicKey, dict[int, bytes], d
     begin = {"clients": clients, "groups": np.ones((5, 2), dtype=np.uint8), "stops": np.full(5, STAYS)}
     keys = dict(enumerate(map(bytes, key_store.call("begin", 1, begin)["verify"])))
     rule = OpenableGroups(tuple(range(5)), np.ones((5, 2), dtype=bool), 3, 3)
-    held = key_store.call("secrets", 1, {"clients": clients})
+    held = key_store.call("secrets", 1, {"clients": clients, "model": np.zeros(32, dtype=np.uint8)})
     envelopes = {}
     for client in range(5):
         integers = np.concatenate([np.arange(50) - client, np.full(20, client % 2)])
@@ -112,13 +112,24 @@ def test_a_signed_ciphertext_beyond_its_modulus_is_refused() -> None:
 
 
 def test_a_key_holder_opens_a_sum_once() -> None:
-    key_store, public, _, _ = sealed(MESSAGES[2])
-    numbers = MESSAGES[2].fixed_point
+    messages = MESSAGES[2]
+    key_store, public, keys, envelopes = sealed(messages)
+    numbers = messages.fixed_point
     plan = np.array([0, 50, 20, numbers.max_weight, numbers.max_clients, 0])
-    words = np.zeros(2 * 4096, dtype=np.uint64)
-    assert not key_store.call("open", 1, {"group": plan, "elements": words})["integers"].any()
-    with pytest.raises(PayloadError, match="has been opened before"):
-        key_store.call("open", 1, {"group": plan, "elements": words})
+
+    def opened(clients: list[int]) -> Any:
+        inbox = Inbox(messages, 1, public, keys)
+        for client in clients:
+            inbox.receive(envelopes[client])
+        request = {"group": plan, "elements": inbox.sums[0], "clients": np.array(clients)}
+        return key_store.call("open", 1, request)["integers"]
+
+    first = opened([0, 1, 2, 3, 4])
+    assert np.array_equal(first[:50], 5 * np.arange(50) - 10)
+    assert np.array_equal(opened([0, 1, 2, 3, 4]), first), "an answer that was lost is given again"
+    for others in ([0, 1, 2, 3], [1], [0, 0, 1, 2, 3]):
+        with pytest.raises(PayloadError, match="group 0 in round 1 has been opened before, and was another one"):
+            opened(list(dict.fromkeys(others)))
     with pytest.raises(PayloadError, match="do not answer"):
         key_store.call("secret_key", 1, {})
     assert public.key

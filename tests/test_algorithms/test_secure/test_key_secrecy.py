@@ -32,7 +32,7 @@ requests = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)
 
 @contextmanager
-def held_elsewhere(self):
+def held_elsewhere(self, answered=None):
     yield PipedKeyStore(requests, sys.stdin.buffer)
 
 SecureAggregation.key_store_process = held_elsewhere

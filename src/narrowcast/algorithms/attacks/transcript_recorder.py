@@ -183,6 +183,10 @@ class _OpeningTap:
     recorder: TranscriptRecorder
     inner: SecureRounds
 
+    @property
+    def answered_round(self) -> int:
+        return self.inner.answered_round
+
     def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         return self.inner.before(chunks)
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
+from narrowcast.algorithms.secure.answered_rounds import AnsweredRounds
 from narrowcast.algorithms.secure.envelope import EnrolledClients
 from narrowcast.algorithms.secure.key_agreement import derive_key
 from narrowcast.algorithms.secure.key_files import ClientKeys, read_key_files
@@ -38,13 +39,17 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeE
 class KeyStore:
     """The clients' keys of one run: made when it starts and never written to disk, or made offline.
 
-    Offline keys are read when they are first used; a bad key file is a `UserError` then.
+    Offline keys are read when they are first used; a bad key file is a `UserError` then. What clients answer is
+    remembered in the file `answered`, also for key stores that come after this one; None: by this one alone. A round is
+    answered once: a request that is repeated as it was gets the same bytes, and any other is refused.
     """
 
-    def __init__(self, scheme: Protection) -> None:
+    def __init__(self, scheme: Protection, answered: Path | None = None) -> None:
         self._scheme, self._run = scheme, secrets.token_bytes(RUN_BYTES)
+        self._answered = AnsweredRounds(answered)
+        self._begun = 0
+        self._began: Arrays = {}
         self._round: dict[int, MaskingClient] = {}
-        self._opened: set[tuple[int, int]] = set()
         self._small_counts: dict[int, SmallCounts] = {}
 
     @cached_property
@@ -70,6 +75,8 @@ class KeyStore:
         }
         if method not in methods:
             raise PayloadError(f"clients do not answer {method}")
+        if method not in ("public", "begin") and round_index != self._begun:
+            raise PayloadError(f"clients are asked for round {round_index}, and are in round {self._begun}")
         try:
             return methods[method](round_index, arrays)
         except (PayloadError, UserError):
@@ -79,13 +86,17 @@ class KeyStore:
             raise PayloadError(f"clients cannot read this request to {method} ({type(error).__name__})") from error
 
     def _public(self, round_index: int, arrays: Arrays) -> Arrays:
-        """Return the run's number, and the public key and modulus of ciphertexts, empty for schemes without."""
+        """Return the run's number, and the public key and modulus of ciphertexts, empty for schemes without.
+
+        `answered` [1] is the last round that clients have answered, before this process too.
+        """
         del round_index, arrays
         public, keys = PublicKey(), self._keys  # a bad key file is an error here, under any scheme
         if keys.context and isinstance(self._scheme, Encryption):
             public = self._scheme.public_key(self._secret)
         modulus = np.array([public.modulus], dtype=np.uint64)
-        return {"run": _bytes(self._run), "key": _bytes(public.key), "modulus": modulus}
+        answered = np.array([self._answered.last])
+        return {"run": _bytes(self._run), "key": _bytes(public.key), "modulus": modulus, "answered": answered}
 
     def _begin(self, round_index: int, arrays: Arrays) -> Arrays:
         """Start a round: return the participants' verification keys, `verify` [n, 32].
@@ -93,10 +104,22 @@ class KeyStore:
         With masks the participants are told the `groups` [n, groups] that each of them sends, and agree on keys.
         `stops` [n] is the step of `masking_round` from which each does not answer. The answer then also has `present`
         [m], the clients that shared their keys, and what these advertised, `keys` [m, 96]; nobody if they are too few.
+        `survivors` are the clients whose sum was opened if the round is repeated after a crash, and is empty otherwise.
         """
+        if round_index < self._begun:
+            raise PayloadError(f"round {round_index} comes before round {self._begun}, which clients have begun")
+        self._answered.begin(round_index, arrays)
+        if round_index > self._begun:
+            self._began = self._agreed(round_index, arrays)
+            self._begun = round_index
+        return self._began
+
+    def _agreed(self, round_index: int, arrays: Arrays) -> Arrays:
+        """Let the participants of a round make their keys; return what `begin` answers."""
         clients = arrays["clients"].tolist()
         verify = [self._signing(client).public_key().public_bytes_raw() for client in clients]
-        public = {"verify": _rows(verify)}
+        survivors = np.array(sorted(self._answered.survivors(round_index)), dtype=np.int64)
+        public: Arrays = {"verify": _rows(verify), "survivors": survivors}
         self._round = {}
         if not isinstance(self._scheme, Masked):
             return public
@@ -107,6 +130,9 @@ class KeyStore:
         stops = dict(zip(clients, arrays["stops"].tolist(), strict=True))
         messages = Messages(self._scheme, SumLayout((), {}, 1, 1), len(clients), self._run)
         self._round, advertised = agree_on_keys(messages, round_index, rule, enrolled, signing, stops)
+        for client, accepted in self._answered.accepted(round_index).items():
+            if client in self._round:
+                self._round[client].accepted = accepted
         return {
             **public,
             "present": np.array(list(advertised), dtype=np.int64),
@@ -116,12 +142,15 @@ class KeyStore:
     def _secrets(self, round_index: int, arrays: Arrays) -> Arrays:
         """Return the private keys of c clients, for the host that trains them; see `ClientSecrets`.
 
-        `pairs` [c, m, 32] is 0 for a client with itself. A client that did not share keys has zeros for masks.
+        With masks, `model` [32] is the hash of the broadcast that they train on. `pairs` [c, m, 32] is 0 for a client
+        with itself. A client that did not share keys has zeros for masks.
         """
         del round_index
         clients = arrays["clients"].tolist()
         held = {"signing": _rows([self._key(client) for client in clients])}
         if self._round:
+            for client in self._round.keys() & set(clients):
+                self._round[client].train_on(arrays["model"].tobytes())
             none = bytes(SECRET_BYTES), dict[int, bytes]()
             seeds = [self._round[client].mask_seeds() if client in self._round else none for client in clients]
             held["own"] = _rows([own for own, _ in seeds])
@@ -130,28 +159,29 @@ class KeyStore:
         return held
 
     def _open(self, round_index: int, arrays: Arrays) -> Arrays:
-        """Decrypt a group's sum, once; `group` is (place, values, counts, max_weight, max_clients, rows).
+        """Decrypt a group's sum over the survivors `clients`.
 
-        Rows that fewer than `smallest_count` clients touched are zeros in the answer.
+        `group` is (place, values, counts, max_weight, max_clients, rows). Rows that fewer than `smallest_count` clients
+        touched are zeros in the answer.
         """
         if not isinstance(self._scheme, Encryption):
             raise PayloadError("there is no key to open a sum with")
         place, n_values, n_counts, max_weight, max_clients, rows = arrays["group"].tolist()
-        if (round_index, place) in self._opened:
-            raise PayloadError(f"the sum of group {place} in round {round_index} has been opened before")
-        self._opened.add((round_index, place))
         group = Group((Part("", None, n_values),), (Part("", None, n_counts),))
         numbers = self._scheme.fixed_point(max_weight, max_clients)
         elements = np.asarray(arrays["elements"], dtype=np.uint64)
         if round_index not in self._small_counts:
             self._small_counts = {round_index: SmallCounts(rows, self._scheme.smallest_count)}
         integers = self._scheme.decrypt_sum(self._secret, group, elements, numbers)
-        return {"integers": self._small_counts[round_index].blanked(group, integers)}
+        opened = {"integers": self._small_counts[round_index].blanked(group, integers)}
+        self._answered.open(round_index, place, arrays["clients"].tolist(), opened)
+        return opened
 
     def _sign(self, round_index: int, arrays: Arrays) -> Arrays:
         """Return the list of survivors `clients` as each of the clients `asked` signs it, [asked, bytes]."""
-        survivors = frozenset(arrays["clients"].tolist())
-        signed = [each.sign_survivors(survivors) for each in self._asked(round_index, arrays)]
+        survivors, asked = frozenset(arrays["clients"].tolist()), self._asked(arrays)
+        signed = [each.sign_survivors(survivors) for each in asked]
+        self._remember(round_index, asked)
         return {"signed": _rows(signed)}
 
     def _reveal(self, round_index: int, arrays: Arrays) -> Arrays:
@@ -160,14 +190,21 @@ class KeyStore:
         `signed` are the signed lists that the clients are shown, [signatures, bytes].
         """
         survivors, signed = frozenset(arrays["clients"].tolist()), [each.tobytes() for each in arrays["signed"]]
-        asked = self._asked(round_index, arrays)
-        return {str(each.client): _bytes(each.unmask(survivors, signed)) for each in asked}
+        asked = self._asked(arrays)
+        revealed = {str(each.client): _bytes(each.unmask(survivors, signed)) for each in asked}
+        self._remember(round_index, asked)
+        return revealed
 
-    def _asked(self, round_index: int, arrays: Arrays) -> list[MaskingClient]:
+    def _remember(self, round_index: int, clients: Sequence[MaskingClient]) -> None:
+        """Write down the lists that clients accepted, before their answers leave."""
+        accepted = {each.client: each.accepted for each in clients if each.accepted is not None}
+        self._answered.accept(round_index, accepted)
+
+    def _asked(self, arrays: Arrays) -> list[MaskingClient]:
         """Return the clients that the server asks; raise `PayloadError` for one that shared no keys in this round."""
         asked = arrays["asked"].tolist()
-        if any(client not in self._round or self._round[client].round_index != round_index for client in asked):
-            raise PayloadError(f"the server asks clients that shared no keys in round {round_index}")
+        if any(client not in self._round for client in asked):
+            raise PayloadError(f"the server asks clients that shared no keys in round {self._begun}")
         return [self._round[client] for client in asked]
 
     def _key(self, client: int) -> bytes:

@@ -56,12 +56,12 @@ class PipedKeyStore:
 
 
 @contextmanager
-def key_store_process(scheme: Protection) -> Iterator[PipedKeyStore]:
-    """Start the process, and end it on exit."""
+def key_store_process(scheme: Protection, answered: Path | None = None) -> Iterator[PipedKeyStore]:
+    """Start the process, and end it on exit; see `KeyStore` for `answered`."""
     settings = _SCHEME.dump_json(scheme).decode()
     folders = [str(source.parent) for source in loaded()]
     module = "narrowcast.algorithms.secure.key_store_process"
-    command = [sys.executable, "-m", module, settings, *folders]
+    command = [sys.executable, "-m", module, settings, "" if answered is None else str(answered.absolute()), *folders]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -126,12 +126,12 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def _main() -> None:
-    folders = [Path(each) for each in sys.argv[2:]]
+    answered, folders = sys.argv[2], [Path(each) for each in sys.argv[3:]]
     scheme = _SCHEME.validate_json(sys.argv[1], context={FOLDERS: folders})
     assert isinstance(scheme, Protection), "schemes without protection have no keys"
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not come between the answers
-    serve(KeyStore(scheme), sys.stdin.buffer, answers)
+    serve(KeyStore(scheme, Path(answered) if answered else None), sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

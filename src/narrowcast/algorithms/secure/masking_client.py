@@ -14,9 +14,9 @@ entries that both of them send, so that unequal ranks cost what they send. 4. a 
 seeds of their own, derived from the shared secret. Survivors reveal that secret of a client whose groups may all be
 opened; of any other client the seed of the groups that are not at risk, which is shared as a third secret, and the
 client itself reveals the seeds of its groups that may be opened. 5. what is signed in step 3 covers the groups of all
-clients. 6. the first t - 1 clients, where t are needed, are sent no shares: sender and recipient derive them from their
-agreed key, and the shares of the others follow from these and the secret. Primitives are those of `cryptography`:
-X25519, Ed25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter mode.
+clients, and the model that the signer was sent. 6. the first t - 1 clients, where t are needed, are sent no shares:
+sender and recipient derive them from their agreed key, and the shares of the others follow from these and the secret.
+Primitives are those of `cryptography`: X25519, Ed25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter mode.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from narrowcast.algorithms.secure.envelope import EnrolledClients
+from narrowcast.algorithms.secure.answered_rounds import NO_MODEL, Accepted
+from narrowcast.algorithms.secure.envelope import EnrolledClients, EnvelopeFormat
 from narrowcast.algorithms.secure.key_agreement import KeyAgreements
 from narrowcast.algorithms.secure.masks import OwnSeeds, shared_seed
 from narrowcast.algorithms.secure.messages import Messages
@@ -49,7 +50,8 @@ _HIDDEN_SHARE, _HIDDEN_SEED = bytes(SHARE_BYTES), bytes(SECRET_BYTES)
 class MaskingClient:
     """The state of one client in one round; private except for what its methods return.
 
-    `signing_key` is its Ed25519 key, and `enrolled` are its peers as it knows them.
+    `signing_key` is its Ed25519 key, and `enrolled` are its peers as it knows them. `accepted` is what it has accepted
+    in this round, before a crash too: it answers for no other list of survivors, and trains no other model.
     """
 
     messages: Messages
@@ -64,7 +66,8 @@ class MaskingClient:
     _peers: dict[int, bytes] = field(default_factory=dict, repr=False)
     _shares: dict[int, bytes] = field(default_factory=dict, repr=False)
     _rule: OpenableGroups | None = None
-    _survivors: frozenset[int] | None = None
+    accepted: Accepted | None = None
+    _model: bytes | None = None
 
     def __post_init__(self) -> None:
         self._mask_public = self._mask_key.public_key().public_bytes_raw()
@@ -157,14 +160,20 @@ class MaskingClient:
         }
         return self._own_secret, pairs
 
+    def train_on(self, model: bytes) -> None:
+        """Take the hash of the model that the client is sent; raise `PayloadError` for a second one in the round."""
+        known = self._model if self.accepted is None else self.accepted.model
+        if known not in (None, model):
+            raise PayloadError(f"client {self.client} has been sent another model in round {self.round_index}")
+        self._model = model
+
     def sign_survivors(self, survivors: Collection[int]) -> bytes:
         """Return the list of survivors under the client's signature, with what it was told of the round.
 
         Raise `PayloadError` for a list that it does not accept, or another one than the round's first.
         """
         self._accept(survivors)
-        message = self.messages.survivors_seen(self.round_index, self._told.digest)
-        return message.seal(self.client, [self._packed(survivors)], self.signing_key)
+        return self._seen.seal(self.client, [self._packed(survivors)], self.signing_key)
 
     def unmask(self, survivors: Collection[int], signed: Sequence[bytes] = ()) -> bytes:
         """Return the message with a share for each participant, and with the client's own seeds of groups at risk.
@@ -201,18 +210,17 @@ class MaskingClient:
             why = "the list has clients that shared no keys"
         elif self.client not in listed:
             why = "it is not on the list of those that arrived"
-        elif self._survivors not in (None, listed):
+        elif self.accepted is not None and self.accepted.survivors != listed:
             why = "it has answered for another list"
         if why:
             raise PayloadError(f"client {self.client} reveals nothing: {why}")
-        self._survivors = listed
+        self.accepted = self.accepted or Accepted(listed, self._model or NO_MODEL)
 
     def _check_signatures(self, survivors: Collection[int], signed: Sequence[bytes]) -> None:
         """Raise `PayloadError` unless enough survivors signed this very list, told the same as this client."""
-        message = self.messages.survivors_seen(self.round_index, self._told.digest)
         agreed = {
             client
-            for client, body in (self.enrolled.open(message, data) for data in signed)
+            for client, body in (self.enrolled.open(self._seen, data) for data in signed)
             if body == self._packed(survivors)
         } & set(survivors)
         if len(agreed) < self._told.threshold:
@@ -220,6 +228,11 @@ class MaskingClient:
                 f"client {self.client} reveals nothing: {len(agreed)} signed its list of survivors, "
                 f"{self._told.threshold} are needed"
             )
+
+    @property
+    def _seen(self) -> EnvelopeFormat:
+        """The signed list, made with what the client was told and with the model that it was sent."""
+        return self.messages.survivors_seen(self.round_index, self._told.digest + (self._model or NO_MODEL))
 
     def _packed(self, survivors: Collection[int]) -> bytes:
         return np.packbits([client in survivors for client in self._told.clients]).tobytes()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -208,13 +209,13 @@ class SecureAggregation(AlgorithmDefaults):
         """Return the plain algorithm's global parameters."""
         return self.algorithm.final(server)
 
-    def key_store(self) -> KeyStore:
-        """Return a new key store; for a process that is not the server's."""
-        return KeyStore(self.scheme)
+    def key_store(self, answered: Path | None = None) -> KeyStore:
+        """Return a new key store, which remembers its answers in a file; for a process that is not the server's."""
+        return KeyStore(self.scheme, answered)
 
-    def key_store_process(self) -> AbstractContextManager[ClientKeyStore]:
+    def key_store_process(self, answered: Path | None = None) -> AbstractContextManager[ClientKeyStore]:
         """Start a key store in a process of its own on this machine."""
-        return key_store_process(self.scheme)
+        return key_store_process(self.scheme, answered)
 
     @property
     def secure_sums(self) -> SecureAggregation:

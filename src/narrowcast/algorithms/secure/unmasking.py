@@ -19,9 +19,10 @@ from narrowcast.algorithms.secure.protection import Encryption, Masked, Plain, P
 from narrowcast.algorithms.secure.round_keys import RoundKeys
 from narrowcast.algorithms.secure.small_counts import SmallCounts
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
+from narrowcast.platform.chunk_training import refusals_end_the_run
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.secure_contracts import ClientKeyStore
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, PayloadError
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class SumOpener:
         self._policy, self._key_store, self._task = participation_policy, key_store, task
         self._of_run = dict(key_store.call("public", 0, {}))
         self._round = self._asked = 0
+        self._survivors: IntArray = np.empty(0, dtype=np.int64)
         self._keys: RoundKeys | None = None
         self._stops: dict[int, int] = {}
         self._warned_of: set[str] = set()
@@ -61,9 +63,32 @@ class SumOpener:
             steps = stops(self._task.seed, self._round, clients, probability)
             self._stops = dict(zip(clients.tolist(), steps.tolist(), strict=True))
             told: Arrays = {"clients": clients, "groups": participation.rule.rows.astype(np.uint8), "stops": steps}
-            of_round = self._key_store.call("begin", self._round, told)
-            self._keys = RoundKeys.of(participation, self._of_run, of_round)
-        return [replace(chunk, relayed=self._keys) for chunk in chunks]
+            with refusals_end_the_run(self._round):
+                of_round = self._key_store.call("begin", self._round, told)
+            self._keys, self._survivors = RoundKeys.of(participation, self._of_run, of_round), of_round["survivors"]
+            self._say_what_does_not_count(chunks)
+        return [replace(chunk, relayed=self._keys, lost=self._lost(chunk)) for chunk in chunks]
+
+    @property
+    def answered_round(self) -> int:
+        """The last round that clients have answered, before this process too."""
+        return int(self._of_run["answered"][0])
+
+    def _lost(self, chunk: Chunk) -> BoolArray | None:
+        """Return whose uploads do not count: in a repeated round, of all but those whose sum was opened."""
+        return ~(chunk.arrives() & np.isin(chunk.clients, self._survivors)) if len(self._survivors) else chunk.lost
+
+    def _say_what_does_not_count(self, chunks: Sequence[Chunk]) -> None:
+        arrive = np.concatenate([chunk.clients[chunk.arrives()] for chunk in chunks])
+        others = np.setdiff1d(arrive, self._survivors) if len(self._survivors) else arrive[:0]
+        if len(others):
+            logger.warning(
+                "round %d is repeated over the %d clients whose sum was opened before the interruption; uploads of %d "
+                "others do not count",
+                self._round,
+                len(self._survivors),
+                len(others),
+            )
 
     def _participation(self, chunks: Sequence[Chunk]) -> Participation:
         clients = np.concatenate([chunk.clients for chunk in chunks])
@@ -98,7 +123,7 @@ class SumOpener:
         for place, may_be_opened in enumerate(opened.tolist()):
             elements = _folded(results, place, messages, keys.public)
             opens = may_be_opened and elements is not None
-            sums.append(self._open(place, np.asarray(elements), messages, masks, small) if opens else None)
+            sums.append(self._open(place, np.asarray(elements), messages, masks, small, arrived) if opens else None)
         self._warn_of_small_counts(sums, messages)
         total = messages.fixed_point.total(sums, messages.layout)
         return [replace(result, partial=total) for result in results]
@@ -154,6 +179,7 @@ class SumOpener:
         messages: Messages,
         masks: list[RingElements],
         small_counts: SmallCounts,
+        arrived: IntArray,
     ) -> Integers:
         """Return the integers of one group's sum, without the rows that too few clients touched."""
         layout, numbers, scheme = messages.layout, messages.fixed_point, messages.scheme
@@ -162,7 +188,9 @@ class SumOpener:
             plan = np.array(
                 [place, group.n_values, group.n_counts, numbers.max_weight, numbers.max_clients, layout.rows]
             )
-            answer = self._key_store.call("open", self._round, {"group": plan, "elements": elements})
+            request = {"group": plan, "elements": elements, "clients": arrived}
+            with refusals_end_the_run(self._round):
+                answer = self._key_store.call("open", self._round, request)
             return np.asarray(answer["integers"])
         opened = scheme.open_sum(group, elements - masks[place] if masks else elements, numbers)
         return small_counts.blanked(group, opened)
