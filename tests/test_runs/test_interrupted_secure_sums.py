@@ -36,12 +36,13 @@ def counted(self, method, round_index, arrays):
     return answer
 
 PipedKeyStore.call = counted
-main(sys.argv[3:])
+sys.argv[1:] = sys.argv[3:]
+main()
 """
 RUN = (
     *("fedavg-digits", "rounds=4", "clients_per_round=6", "model.hidden=[4]", "training.epochs=1"),
     *("data={kind: digits, clients: 8, partition: iid}", "checkpoint_every=2", "checkpoint_seconds=600"),
-    *("tracking.system_metrics=false", "backend=local", "learning_check=false"),
+    *("tracking.system_metrics=false", "backend=local"),
 )
 PER_ROUND = 3
 """Requests of a round of one chunk: begin, secrets, reveal; one more, public, is before the first."""
@@ -73,18 +74,18 @@ def test_a_kill_at_any_request_of_a_round_leaves_a_run_that_ends_as_it_would_hav
     secure = f"secure={{kind: masked, keys: {keys}}}" if offline else "secure=masked"
     third_round = 2 + 2 * PER_ROUND  # its number of a request, after a checkpoint
     for number in range(third_round, third_round + PER_ROUND):
-        for moment in ("before", "after"):
+        for moment in ("after",) if offline else ("before", "after"):
             name = f"{number}-{moment}"
             told = ("run", *RUN, secure, f"name={name}", "--output", tmp_path)
             assert narrowcast(*told, killed=(number, moment)).returncode == -signal.SIGKILL
             said = narrowcast("run", "--resume", name, "--output", tmp_path)
             assert said.returncode == 0, said.stderr
             assert sha256_in(tmp_path / name) == whole
-    assert len(list((keys / "answered").iterdir())) == 6 if offline else not (keys / "answered").exists()
+    assert len(list((keys / "answered").iterdir())) == PER_ROUND if offline else not (keys / "answered").exists()
     assert (tmp_path / name / "answered.jsonl").exists() != offline
 
 
-def test_a_run_folder_that_is_put_back_opens_no_second_sum(tmp_path: Path) -> None:
+def test_a_run_folder_that_is_put_back_opens_no_second_sum(whole: str, tmp_path: Path) -> None:
     """With keys offline, the clients' record is not in the folder that its server puts back."""
     keys = tmp_path / "keys"
     make_key_files(keys, Masked())
@@ -95,6 +96,10 @@ def test_a_run_folder_that_is_put_back_opens_no_second_sum(tmp_path: Path) -> No
     (record,) = (keys / "answered").iterdir()
     answered = AnsweredRounds(record)
     assert answered.last == 4
+    shutil.rmtree(tmp_path / "one")
+    shutil.copytree(tmp_path / "copy", tmp_path / "one")
+    assert narrowcast("run", "--resume", "one", "--output", tmp_path).returncode == 0
+    assert sha256_in(tmp_path / "one") == whole
     shutil.rmtree(tmp_path / "one")
     shutil.move(tmp_path / "copy", tmp_path / "one")
     lines = record.read_text().splitlines()

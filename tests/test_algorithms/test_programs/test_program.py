@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 import time
@@ -116,15 +118,30 @@ def test_a_bad_program_ends_the_solve_in_one_line(tmp_path: Path, text: str, mes
     assert "\n" not in str(error.value)
 
 
-def test_a_program_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
-    text = f"child = subprocess.Popen(['sleep', '60'])\nPath({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
-    with pytest.raises(RunFailed, match=r"did not end within 3 s; raise solver\.timeout_seconds"):
-        after(program(tmp_path, text + "time.sleep(60)", timeout_seconds=3.0), 1)
-    child = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+@pytest.mark.parametrize("own_session", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_program_is_killed_with_what_it_started(ends: bool, own_session: bool, tmp_path: Path) -> None:
+    child = f"subprocess.Popen(['sh', '-c', 'sleep 60; true'], start_new_session={own_session})"
+    text = f"child = {child}\nPath({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+    if ends:
+        after(program(tmp_path, text), 1)
+    else:
+        with pytest.raises(RunFailed, match=r"did not end within 3 s; raise solver\.timeout_seconds"):
+            after(program(tmp_path, text + "time.sleep(60)", timeout_seconds=3.0), 1)
+    deadline, family = time.monotonic() + 10, int((tmp_path / "pid").read_text())
+    while alive(family):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def alive(group: int) -> list[psutil.Process]:
+    """Return the processes of a group, or of the child that leads none, that have not ended."""
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if group in (each.pid, each.ppid(), os.getpgid(each.pid)) and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
 
 
 def test_a_program_that_is_only_looked_at_does_not_run(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_clients_answer_nothing_that_they_cannot_write_down(tmp_path: Path) -> N
         store.call("begin", 1, begin())
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"cannot write down: .*folder"):
-        KeyStore(Masked(), tmp_path / "folder")
+        KeyStore(Masked(), tmp_path / "folder").call("public", 0, {})
 
 
 def test_after_a_full_disk_nothing_is_written_behind_half_a_line(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
+import psutil
 from pydantic import Field
 
 from narrowcast.algorithms.programs.exchange_folder import folder_of, read_arrays, write_arrays
@@ -21,6 +23,8 @@ from narrowcast.platform.solver_contracts import Report, Status
 from narrowcast.platform.trust import check_may_run
 from narrowcast.platform.types import Arrays
 
+_MARK = "NARROWCAST_PROGRAM"
+"""The variable by which a program and all that it started are known: a new session or parent does not change it."""
 _REPORT, _SEED = "report", "program_seed"
 _STATUSES = get_args(Status)
 _LONGEST = 300
@@ -108,10 +112,11 @@ class Program(Section):
 
     def _run(self, folder: Path) -> None:
         script = [] if self.script is None else [str(self.script.resolve())]
+        mark = uuid.uuid4().hex
         process = subprocess.Popen(
             [*self.command, *script, str(folder)],
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", _MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=(log := (folder / "stderr").open("w+b")),
@@ -126,8 +131,9 @@ class Program(Section):
             ) from None
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it started
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _kill_marked(mark)  # what it started in sessions of their own
             with log:
                 log.seek(0)
                 said = log.read().decode(errors="replace").split("\n")
@@ -143,3 +149,15 @@ class Program(Section):
                 "running, 1 converged or 2 stalled"
             )
         return Report(float(report[0, 0]), cast(Status, _STATUSES[int(report[0, 1])]))
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill the processes of this user with a mark in their environment, and those that they started meanwhile."""
+    before, killed = -1, set[int]()
+    while len(killed) > before:
+        before = len(killed)
+        for each in psutil.process_iter():
+            with suppress(psutil.Error):  # gone, or of somebody else
+                if each.environ().get(_MARK) == mark:
+                    each.kill()
+                    killed.add(each.pid)

@@ -39,15 +39,14 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeE
 class KeyStore:
     """The clients' keys of one run: made when it starts and never written to disk, or made offline.
 
-    Offline keys are read when they are first used; a bad key file is a `UserError` then. What clients answer is
-    remembered in the file `answered`, also for key stores that come after this one; None: by this one alone. A round is
-    answered once: a request that is repeated as it was gets the same bytes, and any other is refused.
+    What clients answer is remembered in the file `answered`, also for key stores that come after this one; None: by
+    this one alone. A round is answered once: a request that is repeated as it was gets the same bytes, and any other is
+    refused. Files are read when they are first used; a bad one is a `UserError` then.
     """
 
     def __init__(self, scheme: Protection, answered: Path | None = None) -> None:
         self._scheme, self._run = scheme, secrets.token_bytes(RUN_BYTES)
-        self._answered = AnsweredRounds(answered)
-        self._begun = 0
+        self._answered_in, self._begun = answered, 0
         self._began: Arrays = {}
         self._round: dict[int, MaskingClient] = {}
         self._small_counts: dict[int, SmallCounts] = {}
@@ -57,6 +56,10 @@ class KeyStore:
         if self._scheme.keys is None:
             return ClientKeys.new(self._scheme)
         return read_key_files(Path(self._scheme.keys), self._scheme)
+
+    @cached_property
+    def _answered(self) -> AnsweredRounds:
+        return AnsweredRounds(self._answered_in)
 
     @cached_property
     def _secret(self) -> Any:

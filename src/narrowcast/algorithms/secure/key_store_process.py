@@ -129,9 +129,10 @@ def _main() -> None:
     answered, folders = sys.argv[2], [Path(each) for each in sys.argv[3:]]
     scheme = _SCHEME.validate_json(sys.argv[1], context={FOLDERS: folders})
     assert isinstance(scheme, Protection), "schemes without protection have no keys"
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not come between the answers
-    serve(KeyStore(scheme, Path(answered) if answered else None), sys.stdin.buffer, answers)
+    # A server that was killed reads no answer, which is nothing to report.
+    with suppress(BrokenPipeError), os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not come between the answers
+        serve(KeyStore(scheme, Path(answered) if answered else None), sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":
