@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.attacks.repeated_rounds import Crash, CrashingStore, RepeatAttacks, RepeatingServer
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.run import Run
+from narrowcast.runs.repeated_rounds import Crash, CrashingStore, RepeatAttacks, RepeatingServer
 from secure_rounds import SMALL_CKKS
 
 COHORT = 6

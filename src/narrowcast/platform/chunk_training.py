@@ -16,8 +16,8 @@ from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.open_round import TrainingCall
 from narrowcast.platform.plugins import said
 from narrowcast.platform.run import Run
-from narrowcast.platform.secure_contracts import ClientKeyStore
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates, PayloadError, sha256_of
+from narrowcast.platform.secure_contracts import ClientKeyStore, refusals_end_the_run
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates, arrays_sha256
 
 logger = logging.getLogger(__name__)
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")
@@ -30,7 +30,7 @@ def train_chunk(run: Run, broadcast: Arrays, chunk: Chunk, key_store: ClientKeyS
     round, the client and the step for any other error.
     """
     if key_store is not None:
-        model = np.frombuffer(sha256_of(broadcast), dtype=np.uint8)
+        model = np.frombuffer(arrays_sha256(broadcast), dtype=np.uint8)
         with refusals_end_the_run(chunk.round_index):
             secrets = key_store.call("secrets", chunk.round_index, {"clients": chunk.clients, "model": model})
         chunk = replace(chunk, secrets=secrets)
@@ -73,18 +73,6 @@ def naming_round(round_index: int, clients: IntArray | None = None) -> Iterator[
         logger.debug("round %d", round_index, exc_info=error)
         place = ", ".join((f"round {round_index}", *_shown(clients), *_steps_of(error)))
         raise RunFailed(f"{place}: {said(error)}") from error
-
-
-@contextmanager
-def refusals_end_the_run(round_index: int) -> Iterator[None]:
-    """Raise what a key store refuses as a `RunFailed`: a round that clients have answered otherwise is not repeated."""
-    try:
-        yield
-    except PayloadError as error:
-        raise RunFailed(
-            f"round {round_index}: {error}; resume the run as it was interrupted, with its files and on a processor of "
-            "the same kind, or start a new one"
-        ) from error
 
 
 def _is_of_memory(error: BaseException) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
+from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
 
 if TYPE_CHECKING:
     from narrowcast.platform.contracts import Task
@@ -75,3 +76,15 @@ class SecureSums(Protocol):
     def rounds(self, key_store: ClientKeyStore, task: Task) -> SecureRounds:
         """Return the server's side of one run."""
         ...
+
+
+@contextmanager
+def refusals_end_the_run(round_index: int) -> Iterator[None]:
+    """Raise what a key store refuses as a `RunFailed`: a round that clients have answered otherwise is not repeated."""
+    try:
+        yield
+    except PayloadError as error:
+        raise RunFailed(
+            f"round {round_index}: {error}; resume the run as it was interrupted, with its files and on a processor of "
+            "the same kind, or start a new one"
+        ) from error

@@ -45,7 +45,7 @@ def hash_arrays(hasher: Any, arrays: Arrays, prefix: str = "") -> None:
         hasher.update(values.reshape(-1).view(np.uint8).data)
 
 
-def sha256_of(arrays: Arrays) -> bytes:
+def arrays_sha256(arrays: Arrays) -> bytes:
     """Return the hash of arrays by `hash_arrays`, [32]."""
     hasher = hashlib.sha256()
     hash_arrays(hasher, arrays)

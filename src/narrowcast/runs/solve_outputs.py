@@ -21,7 +21,7 @@ from narrowcast.platform.tracking.journal_lines import step_of
 from narrowcast.platform.tracking.metric_direction import Declared, declared_by, reaches
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.second_process import FIGURES, begin
-from narrowcast.platform.types import Arrays, sha256_of
+from narrowcast.platform.types import Arrays, arrays_sha256
 from narrowcast.runs.outputs import baselines_entry, git_commit, write_model, write_plots
 from narrowcast.runs.run_folder import ANSWER, ITERATIONS, RESULT
 from narrowcast.solve_run import Solve
@@ -82,7 +82,7 @@ def measured(journal: Journal, solve: Solve) -> dict[str, Any]:
 
 def answer_sha256(answer: Arrays) -> str:
     """Return the sha256 of an answer's arrays, their names, types and shapes."""
-    return sha256_of(answer).hex()
+    return arrays_sha256(answer).hex()
 
 
 def targets_of(

@@ -17,7 +17,7 @@ from typing import Any
 
 from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, PayloadError, sha256_of
+from narrowcast.platform.types import Arrays, PayloadError, arrays_sha256
 
 NO_MODEL = b""
 
@@ -80,7 +80,7 @@ class AnsweredRounds:
         Raise `PayloadError` for a round that was begun by another request, and for one before the last that was not
         begun since this object was made.
         """
-        cohort = sha256_of(request).hex()
+        cohort = arrays_sha256(request).hex()
         if round_index not in self._lines and round_index <= self.last:
             raise PayloadError(f"round {round_index} comes before round {self.last}, which clients have answered")
         if (known := self._round(round_index).cohort) not in ("", cohort):
@@ -102,7 +102,7 @@ class AnsweredRounds:
 
     def open(self, round_index: int, place: int, survivors: Collection[int], integers: Arrays) -> None:
         """Record the sum of a group that is about to leave; raise `PayloadError` if another one left before."""
-        total = sha256_of(integers).hex()
+        total = arrays_sha256(integers).hex()
         if (known := self._round(round_index).sums.get(place)) is None:
             self._write({"round": round_index, "group": place, "survivors": sorted(survivors), "sum": total})
         elif known != total:

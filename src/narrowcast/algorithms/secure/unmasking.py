@@ -19,9 +19,8 @@ from narrowcast.algorithms.secure.protection import Encryption, Masked, Plain, P
 from narrowcast.algorithms.secure.round_keys import RoundKeys
 from narrowcast.algorithms.secure.small_counts import SmallCounts
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
-from narrowcast.platform.chunk_training import refusals_end_the_run
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.secure_contracts import ClientKeyStore
+from narrowcast.platform.secure_contracts import ClientKeyStore, refusals_end_the_run
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, PayloadError
 
 logger = logging.getLogger(__name__)
