@@ -22,6 +22,7 @@ from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError,
 from narrowcast.platform.extras import check_installed
 from narrowcast.platform.identity import Identified
 from narrowcast.platform.kinds import plain_values
+from narrowcast.platform.patterns import check_name
 from narrowcast.runs.any_result import load_any
 from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.result import Result
@@ -390,7 +391,8 @@ def submit(
         dashboard = reach(address)
         check_capacity(path, settings, dashboard)
         variables = [f"{key}={value}" for key, value in (environment or {}).items()]
-        sent = submission.prepare(path, settings, name=name, output=output, environment=variables)
+        options: dict[str, Any] = {"name": name, "output": output, "environment": variables}
+        sent = submission.prepare(path, settings, **options, of_caller=not isinstance(source, str | Path))
         job, _ = submission.submit(sent, dashboard, send_package=send_package, say=logger.warning)
     return ClusterJob(job.name, dashboard)
 
@@ -430,7 +432,7 @@ def _written(source: Any, settings: list[str], folder: Path) -> tuple[str, list[
     if isinstance(source, str):
         return source, settings
     if isinstance(source, Mapping):
-        path = folder / f"{source.get('name', 'experiment')}.yaml"
+        path = folder / f"{check_name(str(source.get('name', 'experiment')), 'name')}.yaml"
         write_yaml(plain_values(source), path)
         return str(path), settings
     if "backend" not in source.model_fields_set:

@@ -26,7 +26,7 @@ _ELSEWHERE = {"problem": "problems", "solver": "solvers", "seed": "seeds", "name
 _PLACE = ("name", "tracking", "checkpoint_every", "checkpoint_seconds", "checkpoints_kept", "checkpoint_path")
 """Fields of a solve on which neither its iterations nor its records depend."""
 Label = Annotated[
-    str, Matches(r"[A-Za-z0-9][\w-]*", "should begin with a letter or digit, and have only these, '_' and '-'")
+    str, Matches(r"[A-Za-z0-9][\w-]*", "should begin with a letter or digit, and have only these, '_' and '-'", 80)
 ]
 
 

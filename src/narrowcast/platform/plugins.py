@@ -22,6 +22,7 @@ from typing import Any
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.json_files import read_json
+from narrowcast.platform.links import own_files
 from narrowcast.platform.trust import check_may_run
 
 GROUP = "narrowcast"
@@ -250,7 +251,7 @@ def _files(source: Path) -> dict[str, Path]:
     """Return the files of a module or package by their path below its parent folder."""
     if source.is_file():
         return {source.name: source}
-    files = (each for each in sorted(source.rglob("*")) if each.is_file() and "__pycache__" not in each.parts)
+    files = (each for each in own_files(source) if "__pycache__" not in each.parts)
     return {str(each.relative_to(source.parent)): each for each in files}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.config import read_yaml
+from narrowcast.platform.links import own_file
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.run_folder import CONFIG
 
@@ -61,7 +62,7 @@ def new_fields(experiment: Experiment) -> Mapping[str, Any]:
 
 def saved_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:
     """Return the experiment of a run's folder, with overrides; `of_one_seed` if an earlier version wrote it."""
-    experiment = load_experiment(str(folder / CONFIG), overrides)
+    experiment = load_experiment(str(own_file(folder, CONFIG)), overrides)
     return of_one_seed(experiment) if has_one_seed(folder) and experiment.client_seed is None else experiment
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.links import own_file
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.html_page import html_page, pairs, section
@@ -46,7 +47,7 @@ def run_report(result: FinishedRun[Any]) -> str:
 def run_parts(result: FinishedRun[Any], figures: Iterable[str]) -> list[str]:
     """Return the parts of a run's page, with these figures, which are HTML."""
     parts = [f"<p>{escape(result.heading)}</p>", section("Results", pairs(result.summary())), *figures]
-    partition = result.folder / "partition" / "partition.png"
+    partition = own_file(result.folder, "partition/partition.png")
     if partition.is_file():
         parts.append(section("Data of the clients", _picture(partition.read_bytes(), "data of the clients")))
     return [*parts, section("Provenance", pairs(result.provenance())), configuration(result.folder)]
@@ -71,7 +72,7 @@ def comparison_report(comparison: RunComparison[Any]) -> str:
 
 def configuration(folder: Path) -> str:
     """Return the content of a run's `config.yaml`, folded up; nothing if it is missing."""
-    path = folder / CONFIG
+    path = own_file(folder, CONFIG)
     if not path.is_file():
         return ""
     text = escape(read_limited(path))

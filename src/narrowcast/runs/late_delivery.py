@@ -8,6 +8,7 @@ from pathlib import Path
 
 from narrowcast.platform.config import command, flatten, read_yaml, validate
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.links import own_file
 from narrowcast.platform.redaction import has_hidden
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run, open_run, why_lost
@@ -81,7 +82,7 @@ def _cursor(folder: Path, store: StoreAddress) -> Cursor:
 
 def _tracking(folder: Path) -> tuple[Tracking, dict[str, object]]:
     """Return the settings of the store, and all settings of the run by dotted path, without importing its classes."""
-    path = folder / CONFIG
+    path = own_file(folder, CONFIG)
     if not path.is_file():
         raise UserError(f"{folder} has no {CONFIG}, which its MLflow run is made from; give a run's folder")
     values = read_yaml(read_limited(path), str(path))

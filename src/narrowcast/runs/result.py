@@ -18,6 +18,7 @@ from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.client_statistics import CLIENTS
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.links import own_file
 from narrowcast.platform.tracking import curves, units
 from narrowcast.platform.tracking.journal import CLIENT_METRICS
 from narrowcast.platform.tracking.metric_labels import (
@@ -154,7 +155,7 @@ class Result(FinishedRun[ResultFile]):
 
     def arrays(self) -> Arrays:
         """Return the parameters of the trained global model by name."""
-        path = self.folder / MODEL
+        path = own_file(self.folder, MODEL)
         if path.is_file():
             try:
                 return read_tensors(path)[0]

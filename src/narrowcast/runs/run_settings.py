@@ -8,6 +8,7 @@ from typing import Any
 
 from narrowcast.platform.config import flatten, not_a_mapping, read_yaml
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.links import own_file
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.run_folder import CONFIG
 
@@ -18,7 +19,7 @@ _NOT_SETTINGS = ("name", "tracking", "backend", "evaluate_clients")
 
 def settings_of(folder: Path) -> dict[str, Any]:
     """Return the run's settings by dotted path, read as they are written, without importing what they name."""
-    path = folder / CONFIG
+    path = own_file(folder, CONFIG)
     values = read_yaml(read_limited(path), str(path)) if path.is_file() else {}
     if not isinstance(values, Mapping):
         raise UserError(f"{path}: {not_a_mapping(values)}")

@@ -9,10 +9,12 @@ import pyarrow.parquet as pq
 
 from narrowcast.platform.config import command
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.links import own_file
 
 
 def read_table(path: Path, needed: tuple[str, ...]) -> pa.Table:
     """Return a Parquet table with the needed columns; raise `UserError` if it is damaged or lacks one."""
+    own_file(path.parent, path.name)
     try:
         # Without partitioning=None a folder called lr=0.1 would become a column.
         table = pq.read_table(path, partitioning=None)

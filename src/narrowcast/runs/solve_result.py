@@ -17,6 +17,7 @@ from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.config import validate_result
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.json_files import read_json
+from narrowcast.platform.links import own_file
 from narrowcast.platform.step import ITERATION
 from narrowcast.platform.tracking import curves, units
 from narrowcast.platform.tracking.metric_direction import relation
@@ -114,7 +115,7 @@ class SolveResult(FinishedRun[SolveFile]):
 
     def answer(self) -> Arrays:
         """Return the answer's arrays by name."""
-        path = self.folder / ANSWER
+        path = own_file(self.folder, ANSWER)
         try:
             return read_tensors(path)[0]
         except (SafetensorError, OSError, TypeError, ValueError) as error:

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from narrowcast.cluster.ray_jobs import STOP_SECONDS, RayJob, RayJobs
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform import plugins
 from narrowcast.platform.config import plugin_folders, write_yaml
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, shown
+from narrowcast.platform.links import check_shipped, leads_out
 from narrowcast.platform.overrides import set_value
+from narrowcast.platform.patterns import check_name
 from narrowcast.platform.redaction import hide_secrets, redact, redact_values
 from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
 from narrowcast.runs.packaged import names_solve, read_benchmark, read_experiment, read_study
@@ -60,6 +63,8 @@ class Submission:
         write_yaml(self.values, folder / _CONFIG)
         shutil.copy(SCRIPT, folder)
         for target, source in self.files.items():
+            if leads_out(folder / target, folder):
+                raise UserError(f"{shown(target)} is outside the folder of a job; rename {source}")
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, folder / target)
 
@@ -68,25 +73,63 @@ class Submission:
         return {"version": __version__, "config_sha256": self.sha256, "folder": str(self.output / self.name)}
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked for: a source with overrides, the name and folder of the job, and the variables of its environment.
+
+    `of_caller`: the source is no file of somebody's, but what this process was given.
+    """
+
+    source: str
+    overrides: Sequence[str]
+    name: str | None
+    output: PurePosixPath
+    variables: Mapping[str, str]
+    of_caller: bool
+
+    def check_files(self, named: Iterable[tuple[str, Path]]) -> None:
+        """Raise `UserError` if a file to be sent, given with its setting, is such by the word of a file elsewhere."""
+        if not self.of_caller:
+            check_shipped(named, self.source, self.overrides)
+
+    def modules(self, values: Any, source: str) -> dict[str, Path]:
+        """Return the files of the modules that values name, after the same check; they may lie where Python looks."""
+        folders = plugin_folders(source)
+        files = plugins.files_of(values, folders)
+        places = [*folders, *map(Path, sys.path)]
+        self.check_files((path, file) for path, file in files.items() if all(leads_out(file, each) for each in places))
+        return files
+
+
 def prepare(
-    source: str, overrides: Sequence[str], *, name: str | None, output: str, environment: Iterable[str] = ()
+    source: str,
+    overrides: Sequence[str],
+    *,
+    name: str | None,
+    output: str,
+    environment: Iterable[str] = (),
+    of_caller: bool = False,
 ) -> Submission:
-    """Read what is to be submitted, or raise `UserError`; `environment` has NAME=VALUE, or NAME for its value here."""
+    """Read what is to be submitted, or raise `UserError`; `environment` has NAME=VALUE, or NAME for its value here.
+
+    `of_caller`: the source is no file of somebody's, but what this process was given.
+    """
     where = PurePosixPath(output)
     if not where.is_absolute():
         raise UserError(f"--output {output}: give an absolute path on the cluster, on a disk that its nodes share")
-    variables = dict(_variable(each) for each in environment)
+    asked = _Asked(source, overrides, name, where, dict(_variable(each) for each in environment), of_caller)
     if (study := read_study(source, overrides)) is not None:
-        return _prepare_study(study, source, name, where, variables)
+        return _prepare_study(study, asked)
     if (benchmark := read_benchmark(source, overrides)) is not None:
-        return _prepare_benchmark(benchmark, source, name, where, variables)
+        return _prepare_benchmark(benchmark, asked)
     load = load_solve if names_solve(source) else load_experiment
     experiment = load(source, overrides)
     if isinstance(experiment, Experiment) and "backend" not in experiment.model_fields_set:
         overrides = [*overrides, "backend=ray"]  # on a cluster, a run that does not say otherwise is on Ray
         experiment = load(source, overrides)
     _, files = with_files(experiment)
-    modules = plugins.files_of(experiment.plain())
+    asked.check_files(_files_of(experiment))
+    modules = asked.modules(experiment.plain(), source)
     sha256 = _sha256([{**experiment.plain(), "name": ""}, output, _digests_of(files | modules)])
     name = name or f"{experiment.name}-{sha256[:8]}"
     experiment = load(source, [*overrides, f"name={json.dumps(name)}"])  # which refuses a name that is none
@@ -95,7 +138,7 @@ def prepare(
     if isinstance(experiment, Experiment) and isinstance(experiment.backend, RayBackend):
         values["backend"]["address"] = None  # the cluster that the job is on
     command = shlex.join(["python", "-m", "narrowcast", "run", _CONFIG, "--continue", "--output", output])
-    return Submission(name, values, files | modules, command, sha256, where, variables, experiment)
+    return Submission(name, values, files | modules, command, sha256, where, asked.variables, experiment)
 
 
 def submit(
@@ -161,32 +204,30 @@ def _variable(entry: str) -> tuple[str, str]:
     return name, value
 
 
-def _prepare_study(
-    study: dict[str, Any], source: str, name: str | None, output: PurePosixPath, variables: Mapping[str, str]
-) -> Submission:
-    files = plugins.files_of(study, plugin_folders(source))
+def _prepare_study(study: dict[str, Any], asked: _Asked) -> Submission:
+    files = asked.modules(study, asked.source)
     section = "solve" if "solve" in study else "experiment"
     base = study.get(section, {}).get("base")
     if base is not None and Path(base).is_file():
+        asked.check_files([(f"{section}.base", Path(base))])
         files |= {"files/base.yaml": Path(base)}
-        files |= plugins.files_of(read_experiment(base)[0], plugin_folders(base))
+        files |= asked.modules(read_experiment(base)[0], base)
         set_value(study, f"{section}.base", "files/base.yaml")
     _set_store(study, f"{section}.tracking", "a study's")
-    return _of_several_runs("tune", study, source, files, name, output, variables)
+    return _of_several_runs("tune", study, files, asked)
 
 
-def _prepare_benchmark(
-    benchmark: dict[str, Any], source: str, name: str | None, output: PurePosixPath, variables: Mapping[str, str]
-) -> Submission:
+def _prepare_benchmark(benchmark: dict[str, Any], asked: _Asked) -> Submission:
     benchmark.setdefault("backend", "ray")
     benchmark["address"] = None  # the cluster that the job is on
     _set_store(benchmark, "solve.tracking", "a benchmark's")
-    files = plugins.files_of(benchmark, plugin_folders(source))
+    files = asked.modules(benchmark, asked.source)
     for label, solver in benchmark.get("solvers", {}).items():
         if isinstance(solver, dict) and "script" in solver and (script := Path(str(solver["script"]))).is_file():
-            files[f"files/{label}-{script.name}"] = script
-            solver["script"] = f"files/{label}-{script.name}"
-    return _of_several_runs("benchmark", benchmark, source, files, name, output, variables)
+            asked.check_files([(f"solvers.{label}.script", script)])
+            target = f"files/{check_name(str(label), 'the name of a solver')}-{script.name}"
+            files[target], solver["script"] = script, target
+    return _of_several_runs("benchmark", benchmark, files, asked)
 
 
 def _set_store(values: dict[str, Any], path: str, whose: str) -> None:
@@ -200,19 +241,12 @@ def _set_store(values: dict[str, Any], path: str, whose: str) -> None:
         set_value(values, f"{path}.{key}", value)
 
 
-def _of_several_runs(
-    command: str,
-    values: Mapping[str, Any],
-    source: str,
-    files: Mapping[str, Path],
-    name: str | None,
-    output: PurePosixPath,
-    variables: Mapping[str, str],
-) -> Submission:
+def _of_several_runs(command: str, values: Mapping[str, Any], files: Mapping[str, Path], asked: _Asked) -> Submission:
+    output = asked.output
     sha256 = _sha256([redact_values(values), str(output), _digests_of(files)])
-    name = name or f"{values.get('name', Path(source).stem)}-{sha256[:8]}"
+    name = check_name(asked.name or f"{values.get('name', Path(asked.source).stem)}-{sha256[:8]}", "name")
     words = shlex.join(["python", "-m", "narrowcast", command, _CONFIG, "--output", str(output)])
-    return Submission(name, {**values, "name": name}, files, words, sha256, output, variables, None)
+    return Submission(name, {**values, "name": name}, files, words, sha256, output, asked.variables, None)
 
 
 def with_files(experiment: Experiment | Solve, folder: str = "") -> tuple[dict[str, Any], dict[str, Path]]:

@@ -18,6 +18,7 @@ from narrowcast.platform import plugins
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.config import PLUGINS, write_yaml
 from narrowcast.platform.disk import disk
+from narrowcast.platform.links import own_files
 from narrowcast.platform.tracking.journal import AtWork, locked
 from narrowcast.tuning.trial_record import TrialRecord
 
@@ -119,10 +120,12 @@ class StudyFolder:
             disk().rename(former, folder)
         return folder / f"trial-{number}-seed-{offset}.json"
 
-    def artifacts(self) -> list[Path]:
-        """Return what goes to MLflow: everything but the trials, which have runs of their own, and the journal."""
-        left_out = ("trials", JOURNAL, _CLOSING)
-        return [path for path in sorted(self.path.iterdir()) if path.name not in left_out and path.suffix != ".part"]
+    def artifacts(self) -> Iterator[tuple[Path, str | None]]:
+        """Yield what goes to MLflow, with its folder: all but the trials, which have their runs, and the journal."""
+        for path in own_files(self.path):
+            place = path.relative_to(self.path)
+            if place.parts[0] not in ("trials", JOURNAL, _CLOSING) and path.suffix != ".part":
+                yield path, None if len(place.parts) == 1 else place.parent.as_posix()
 
 
 def _of_trial(number: int) -> str:

@@ -316,6 +316,8 @@ def test_a_whole_run_on_a_store_of_its_file_sends_none(tmp_path: Path, monkeypat
             assert [path for _, path, given, _ in own.requests if given is None] == ["/version"]
             monkeypatch.delenv("MLFLOW_TRACKING_URI")
             folder = next(each.parent for each in Path("runs").glob("*/result.json"))
+            (tmp_path / "key").write_text("a-secret-key-of-the-user")
+            (folder / "notes.txt").symlink_to(tmp_path / "key")
             before = len(stranger.requests)
             kept = json.loads((folder / "tracking.json").read_text())
             (folder / "tracking.json").write_text(json.dumps({**kept, "uri": stranger.uri, "sent_rounds": 0}))
@@ -323,5 +325,8 @@ def test_a_whole_run_on_a_store_of_its_file_sends_none(tmp_path: Path, monkeypat
             assert said.status == 0, said.err
             assert len(stranger.requests) > before + 5
             assert stranger.credentials() == set()
+            assert f"{folder / 'notes.txt'} is a link to" in said.err
+            assert b"fedavg" in stranger.bodies()
+            assert b"a-secret-key-of-the-user" not in stranger.bodies()
     finally:
         server.kill()

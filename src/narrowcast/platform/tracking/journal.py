@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.links import own_file
 from narrowcast.platform.outcome import CLIENT_METRICS as CLIENT_METRICS_KEY
 from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, Step
 from narrowcast.platform.tracking.client_tables import (
@@ -49,7 +50,7 @@ def locked(folder: Path, file: str = _FILE) -> Iterator[None]:
 
     The lock is on `file`, which is created if it is missing.
     """
-    path = folder / file
+    path = own_file(folder, file)
     if not path.exists():
         disk().append(path, b"")
         disk().sync(folder)
@@ -118,7 +119,7 @@ class Journal:
     @classmethod
     def read(cls, folder: Path) -> Journal:
         """Read the intact rounds of a run's journal, and change nothing."""
-        path = folder / _FILE
+        path = own_file(folder, _FILE)
         if not path.exists():
             return cls(path)
         with path.open("rb") as stream:

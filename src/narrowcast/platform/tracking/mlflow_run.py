@@ -20,6 +20,7 @@ from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.described import Described
 from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.host_time import host_time
+from narrowcast.platform.links import own_files
 from narrowcast.platform.redaction import redact
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.second_process import MLFLOW, CallsClosedError, call
@@ -168,8 +169,8 @@ def close_run(
     """
     try:
         files = []
-        for path in sorted(folder.rglob("*")):
-            if not path.is_file() or path.name in (_CURSOR, "journal.jsonl"):
+        for path in own_files(folder):
+            if path.name in (_CURSOR, "journal.jsonl"):
                 continue
             if (size := path.stat().st_size) > _LARGEST_ARTIFACT_BYTES:
                 logger.warning("%s (%.1f GB) is too large for MLflow and stays there", path, size / 1e9)

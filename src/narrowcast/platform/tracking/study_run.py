@@ -170,12 +170,13 @@ class StudyStore:
         step: int,
         tags: Mapping[str, str],
         note: str,
-        artifacts: Iterable[Path],
+        artifacts: Iterable[tuple[Path, str | None]],
     ) -> bool:
         """Log the study's metrics, tags and files to the parent run and end it; return False if the store is down.
 
         A metric that the run has at `step`, the number of trials that have ended, is not logged again: a process that
-        was killed may have got so far. `note` is Markdown for the run's page.
+        was killed may have got so far. `note` is Markdown for the run's page. `artifacts` are files, each with its
+        folder in the run.
         """
         try:
             stamp = int(1000 * time.time())
@@ -185,11 +186,8 @@ class StudyStore:
                 [Metric(name, value, stamp, step) for name, value in missing.items()],
                 tags=[RunTag(key, value) for key, value in {**tags, MLFLOW_RUN_NOTE: note}.items()],
             )
-            for path in artifacts:
-                if path.is_dir():
-                    self._client.log_artifacts(self._parent, str(path), path.name)
-                elif path.is_file():
-                    self._client.log_artifact(self._parent, str(path))
+            for path, within in artifacts:
+                self._client.log_artifact(self._parent, str(path), within)
             self._client.set_terminated(self._parent, status)
             set_up_view(self._client, self._experiment, self._measured)
         except STORE_ERRORS as error:
