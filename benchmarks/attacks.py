@@ -1,11 +1,15 @@
 """Attacks of an honest-but-curious server by mode, cohort and rounds, on MovieLens-100K; each beside a guess.
 
+With `--repeats`, instead, those of a server that has round 1 answered twice, by twelve clients: the share of the values
+of one client's update that it reads to the bit. There `before` is measured with clients that forget what they answered.
+
 The guess names the most popular items among all other users, or the client with the most examples, or compares the
 factors with those of another client. Figures go to one column of `attacks.csv`, whose other columns stay: `before` was
 measured with the package of commit 5debc52, in which the public seed gave the negatives. `bound` is what docs/secure.md
 publishes and the tests in tests/attacks require. `--table` prints the table of bounds for the documentation.
 
     python benchmarks/attacks.py [--modes masked ...] [--cohorts 5 10] [--rounds 1 5 50] [--column after] [--table]
+    python benchmarks/attacks.py --repeats
 """
 
 from __future__ import annotations
@@ -15,15 +19,28 @@ import csv
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from narrowcast.runs.attack_cells import MODES, READABLE, measure_cell
+from narrowcast.platform.run import Run
+from narrowcast.runs.attack_cells import MODES, READABLE, cell_experiment, measure_cell, some_users
+from narrowcast.runs.repeated_rounds import RepeatAttacks
 
 CSV = Path(__file__).with_suffix(".csv")
 KEY = ("mode", "attack", "cohort", "rounds")
 COLUMNS = (*KEY, "cases", "chance", "before", "after", "bound", "basis")
+REPEATED, REPEATING = (
+    {
+        "masked": "secure={kind: masked}",
+        "masked, active": "secure={kind: masked, adversary: active}",
+        "ckks": "secure={kind: ckks, bits: 16}",
+    },
+    12,
+)
+"""The schemes whose clients are asked again, and how many clients there are."""
 COHORTS, ROUNDS = (5, 10, 20, 60), (1, 5, 50)
+_REPEATED_ROUND = "repeated round: "
 MARGIN = {"positives": 0.06, "factors": 0.25, "single rows": 0.2}
 """How far above a measured figure its bound is: more than the largest difference between four seeds."""
 
@@ -33,9 +50,13 @@ def main() -> None:
     logging.disable(logging.WARNING)  # rounds that are refused for too few clients are part of the experiment
     rows = read(arguments.csv)
     if arguments.table:
-        print("\n".join(table_of_bounds(rows.values())))
+        print("\n".join([*table_of_bounds(rows.values()), "", *table_of_repeats(rows.values())]))
         return
-    for mode in arguments.modes:
+    if arguments.repeats:
+        for key, measured in repeats():
+            rows.setdefault(key, dict.fromkeys(COLUMNS, "") | dict(zip(KEY, key, strict=True))).update(measured)
+            print(*key, *measured.values(), sep=" | ")
+    for mode in () if arguments.repeats else arguments.modes:
         for cohort in arguments.cohorts:
             began = time.perf_counter()
             for result in measure_cell(mode, cohort, arguments.rounds, *arguments.settings):
@@ -53,12 +74,31 @@ def main() -> None:
         writer.writerows(rows.values())
 
 
+def repeats() -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """Yield the key and the figures of each attack by repeated rounds."""
+    data, _ = some_users(REPEATING)
+    for mode, secure in REPEATED.items():
+        experiment = cell_experiment("none", REPEATING, 2, secure)
+        run = Run(experiment, experiment.secured_algorithm, experiment.task(data))
+        with TemporaryDirectory() as folder:
+            pairs = zip(
+                RepeatAttacks(run, REPEATING, None).results(),
+                RepeatAttacks(run, REPEATING, Path(folder)).results(),
+                strict=True,
+            )
+            for forgotten, kept in pairs:
+                assert forgotten.values == kept.values, "both are of one update"
+                shares = [f"{each.read / each.values:.3f}" for each in (forgotten, kept)]
+                measured = {"cases": str(kept.values), "chance": "0.000", "before": shares[0], "after": shares[1]}
+                yield (mode, f"{_REPEATED_ROUND}{kept.attack}", str(REPEATING), "1"), measured
+
+
 def bound(row: Mapping[str, str]) -> tuple[str, str]:
     """Return the published bound of a cell and what it rests on; empty if its cases are too few to say anything."""
     attack, found, chance, cases = row["attack"], float(row["after"]), float(row["chance"]), int(row["cases"])
     if row["mode"] in READABLE:
         return "1.00", "nothing is protected"
-    if attack == "thin groups":
+    if attack == "thin groups" or attack.startswith(_REPEATED_ROUND):
         return "0.00", "theory"
     if cases < 10 and not attack.startswith("positives"):
         return "", ""
@@ -85,6 +125,21 @@ def table_of_bounds(rows: Iterable[dict[str, str]]) -> list[str]:
     return lines
 
 
+def table_of_repeats(rows: Iterable[dict[str, str]]) -> list[str]:
+    """Return the lines of the table of repeated rounds: values that are read, before and after, by scheme."""
+    found = {tuple(row[name] for name in KEY[:2]): row for row in rows if row["attack"].startswith(_REPEATED_ROUND)}
+    lines = [f"| a round is answered, and then | {' | '.join(f'`{mode}`' for mode in REPEATED)} |"]
+    lines.append("|---|" + "--:|" * len(REPEATED))
+    for attack in dict.fromkeys(attack for _, attack in found):
+        cells = []
+        for mode in REPEATED:
+            row = found[mode, attack]
+            before, after = (round(float(row[name]) * int(row["cases"])) for name in ("before", "after"))
+            cells.append(f"{before:,} to {after} of {int(row['cases']):,}")
+        lines.append(f"| {attack.removeprefix(_REPEATED_ROUND)} | {' | '.join(cells)} |")
+    return lines
+
+
 def read(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
     """Return the rows of the table by mode, attack, cohort and rounds; none if the file is not there."""
     if not path.exists():
@@ -100,6 +155,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", nargs="+", type=int, default=list(ROUNDS))
     parser.add_argument("--settings", nargs="+", default=[], help="overrides of the experiment, such as seed=1")
     parser.add_argument("--column", choices=("before", "after"), default="after")
+    parser.add_argument("--repeats", action="store_true", help="measure the attacks by repeated rounds alone")
     parser.add_argument("--table", action="store_true", help="print the table of bounds and measure nothing")
     parser.add_argument("--csv", type=Path, default=CSV)
     return parser.parse_args()

@@ -17,6 +17,16 @@ BOUNDS = {key: row["bound"] for key, row in attacks.read(attacks.CSV).items()}
 def test_the_documentation_has_the_bounds() -> None:
     text = (ROOT / "docs" / "secure.md").read_text()
     assert "\n".join(attacks.table_of_bounds(ROWS)) in text
+    assert "\n".join(attacks.table_of_repeats(ROWS)) in text
+
+
+def test_no_value_is_read_by_having_a_round_answered_again() -> None:
+    repeats = [row for row in ROWS if row["attack"].startswith("repeated round")]
+    assert {row["mode"] for row in repeats} == set(attacks.REPEATED)
+    assert len(repeats) == 8 * len(attacks.REPEATED)
+    assert {(row["after"], row["bound"], row["basis"]) for row in repeats} == {("0.000", "0.00", "theory")}
+    assert all(int(row["cases"]) > 3000 for row in repeats)
+    assert sum(float(row["before"]) for row in repeats) == 3 * 7 - 1  # two lists, and a model that is signed
 
 
 def test_every_cell_is_measured_and_within_its_bound() -> None:

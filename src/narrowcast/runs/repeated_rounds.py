@@ -59,6 +59,20 @@ class CrashingStore:
 
 
 @dataclass(frozen=True)
+class AskingStore:
+    """A key store whose server asks some of the clients alone to sign a list of survivors and to reveal shares."""
+
+    inner: ClientKeyStore
+    asked: Sequence[int]
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """Return the key store's answer."""
+        if "asked" in arrays:
+            arrays = {**arrays, "asked": np.intersect1d(arrays["asked"], self.asked)}
+        return self.inner.call(method, round_index, arrays)
+
+
+@dataclass(frozen=True)
 class RepeatingServer:
     """Has the clients of a run answer; they write their answers to `answered`, or forget them if it is None."""
 
@@ -98,6 +112,10 @@ class RepeatingServer:
         except (RunFailed, PayloadError):
             return None
         return opened[0].partial if any(each.ledger.delivered.any() for each in opened) else None
+
+    def needed(self, cohort: int) -> int:
+        """Return how many clients of a cohort have to answer."""
+        return self._algorithm.scheme.survivors_needed(cohort)
 
     @one_thread()
     def update_of(self, client: int, round_index: int, model: Arrays | None = None) -> Arrays:
@@ -151,6 +169,7 @@ class RepeatAttacks:
             yield self._read(attack, self._last_is_lost, restart=restart)
         yield self._read("an earlier round", self._others_only, later=True)
         yield self._of_another_model()
+        yield self._of_two_lists()
         yield self._after_crashes()
 
     def _read(self, attack: str, again: Again, *, restart: bool = False, later: bool = False) -> RepeatResult:
@@ -171,6 +190,14 @@ class RepeatAttacks:
         second = server.sum_of(server.clients(), 1, self._everyone, model_of_last=server.other_model)
         change = _difference(server.update_of(victim, 1), server.update_of(victim, 1, server.other_model))
         return _result(attack, first, second, change)
+
+    def _of_two_lists(self) -> RepeatResult:
+        """Return what is read if as many clients as are needed are told one list of survivors, and the rest another."""
+        server = self._server(attack := "two lists of survivors")
+        store, needed = server.clients(), server.needed(self.cohort)
+        first = server.sum_of(AskingStore(store, self._everyone[:needed]), 1, self._everyone)
+        second = self._last_is_lost(server, AskingStore(store, self._everyone[needed:]))
+        return _result(attack, first, second, server.update_of(self._everyone[-1], 1))
 
     def _after_crashes(self) -> RepeatResult:
         """Return the best of the attacks after a crash before or after each call; it asks for another cohort then."""
