@@ -62,7 +62,8 @@ def test_every_upload_goes_to_the_best_rates_by_the_same_steps(tmp_path: Path) -
     assert {each.seed for each in tuning} == set(range(100, 100 + TUNING_SEEDS))
     assert {each.seed for each in test} == set(range(TEST_SEEDS))
     assert len(tuning) == TUNING_SEEDS * len(tried) * len(OPEN.uploads)
-    assert len(test) == 1 + TEST_SEEDS * len(OPEN.uploads) + (1 + TEST_SEEDS) * len(UPLOADS)
+    open_runs = TEST_SEEDS * len(OPEN.uploads) * len(OPEN.conditions)
+    assert len(test) == 1 + open_runs + (1 + TEST_SEEDS) * len(UPLOADS)
     assert {rates_of(each) for each in test if each.spec.measure == "accuracy"} == {PEAK}
     condition, second = next(iter(OPEN.conditions)), OPEN.cells[1].upload
     said = {each.what: each for each in judge_contest(OPEN, queue.rows)}

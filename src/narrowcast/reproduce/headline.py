@@ -116,14 +116,16 @@ def _levels(levels: int) -> str:
     return f"{{kind: quantise, levels: {levels}, norms: column, rounding: dithered, norm_type: bfloat16}}"
 
 
-def _chosen_ranks(seconds: float, mean: str = "per_item_mean") -> str:
+def _chosen_ranks(seconds: float, mean: str = "per_item_mean", most: int = 16) -> str:
     policy = f"rank_policy: {{kind: bandwidth, upload_seconds: {seconds:g}}}"
-    return f"kind: scolr, rank: 16, {policy}, aggregation: {mean}"
+    return f"kind: scolr, rank: {most}, {policy}, aggregation: {mean}"
 
 
 SVD, COLR, COLR_4, SCOLR = "SVD, rank 1", "CoLR-1", "CoLR-4", "SCoLR"
 SCOLR_BY_ITEM, ROWS = "SCoLR, mean by item", "float32 rows"
 SMALL, SMALL_8 = "float32 rows, d = 4", "float32 rows, d = 8"
+ATOMO, SVD_8, SCOLR_8 = "ATOMO", "SVD, rank 1, d = 8", "SCoLR, d = 8"
+QUANTISED, QUANTISED_8 = "quantised rows", "quantised rows, d = 8"
 _FINER = "download: {rows: $, step: 1}"
 OPEN = Contest(
     "headline-ml100k",
@@ -134,14 +136,25 @@ OPEN = Contest(
         SCOLR_BY_ITEM: Upload(_chosen_ranks(0.3), _levels(16)),
         SCOLR: Upload(_chosen_ranks(0.3, "per_component_mean"), _levels(16)),
         ROWS: Upload("kind: fedmf"),
-        "quantised rows": Upload("kind: fedmf", _levels(6)),
+        QUANTISED: Upload("kind: fedmf", _levels(6)),
         SMALL: Upload("kind: fedmf", down=_FINER, others=("model.embedding_dim=4",)),
         COLR_4: Upload("kind: colr, rank: 4", _levels(16)),
         SMALL_8: Upload("kind: fedmf", down=_FINER, others=("model.embedding_dim=8",)),
+        ATOMO: Upload("kind: fedmf", f"{{kind: atomo, fraction: 0.03}}, {_levels(16)}"),
+        SVD_8: Upload(
+            "kind: fedmf", f"{{kind: svd, rank: 1}}, {_levels(16)}", _FINER, others=("model.embedding_dim=8",)
+        ),
+        SCOLR_8: Upload(
+            _chosen_ranks(0.3, "per_component_mean", 8), _levels(16), _FINER, others=("model.embedding_dim=8",)
+        ),
+        QUANTISED_8: Upload("kind: fedmf", _levels(6), _FINER, others=("model.embedding_dim=8",)),
     },
-    {"0.8 s": ("deadline_seconds=0.8",)},
+    {"0.8 s": ("deadline_seconds=0.8",), "no deadline": ()},
     SVD,
     (5.0, 10.0, 20.0, 40.0),
     (10.0, 20.0, 40.0),
 )
-"""SCoLR's clients choose ranks up to 16 whose upload takes at most 0.3 s uncoded, as in the demo's figure."""
+"""SCoLR's clients choose ranks up to 16 whose upload takes at most 0.3 s uncoded, as in the demo's figure.
+
+ATOMO's clients send one to two directions: 0.03 of the values of 30 to 300 rows of 64 dimensions.
+"""

@@ -76,16 +76,19 @@ class SummedUpload:
         )
 
 
-_SCOLR = "kind: scolr, rank: 16, rank_policy: {kind: bandwidth, upload_seconds: $}, aggregation: per_component_mean"
+_SCOLR = "kind: scolr, rank: %d, rank_policy: {kind: bandwidth, upload_seconds: $}, aggregation: per_component_mean"
+_SECONDS = (0.56, 0.8)
 UPLOADS: Mapping[str, SummedUpload] = {
     "CoLR-1": SummedUpload("kind: colr, rank: 1", _GRID, headline.COLR, 1),
-    "SCoLR": SummedUpload(_SCOLR, _GRID, headline.SCOLR, 16, seconds=(0.56, 0.8)),
+    "SCoLR": SummedUpload(_SCOLR % 16, _GRID, headline.SCOLR, 16, seconds=_SECONDS),
     "rows, d = 4": SummedUpload("kind: fedmf", _FINER, headline.SMALL, 4, ("model.embedding_dim=4", _WIDER)),
     "rows, d = 8": SummedUpload("kind: fedmf", _FINER, headline.SMALL_8, 8, ("model.embedding_dim=8", _WIDER)),
     "CoLR-4": SummedUpload("kind: colr, rank: 4", _GRID, headline.COLR_4, 4),
     "CoLR-1, mean down": SummedUpload("kind: colr, rank: 1", _MEAN, headline.COLR, 1),
+    "rows, d = 64": SummedUpload("kind: fedmf", _GRID, headline.ROWS, 64, (_WIDER,)),
+    "SCoLR, d = 8": SummedUpload(_SCOLR % 8, _FINER, headline.SCOLR_8, 8, ("model.embedding_dim=8", _WIDER), _SECONDS),
 }
-REFERENCE = "SCoLR"
+REFERENCE = "SCoLR, d = 8"
 
 
 def runs_of(upload: str, rates: Rates) -> Sequence[tuple[RunSpec, int]]:

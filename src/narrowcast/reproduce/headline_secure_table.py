@@ -13,7 +13,7 @@ from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.protection import Masked, Plain, Protection
 from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT
-from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
+from narrowcast.platform.tracking.run_plots import new_figure
 from narrowcast.reproduce.against_reference import accuracies
 from narrowcast.reproduce.headline_secure import COST_ROUNDS, REFERENCE, UPLOADS, runs_of
 from narrowcast.reproduce.headline_table import (
@@ -31,7 +31,7 @@ from narrowcast.reproduce.results_csv import COUNTS, Rows, key_of
 from narrowcast.reproduce.verdict import PaperVerdict
 
 ITEMS, COHORT = 1682, 60
-BUDGETS = ((50.0, 100.0, 200.0), (100.0, 200.0, 400.0), (40.0, 80.0, 160.0))
+BUDGETS = ((50.0, 100.0, 200.0), (100.0, 200.0, 400.0), (20.0, 40.0, 80.0, 160.0))
 """MB of uplink, MB of uplink and downlink together, and simulated seconds."""
 SCHEMES: Mapping[str, Protection] = {
     "plain": Plain(bits=8, clip=1),
@@ -85,7 +85,7 @@ def uplink(point: Point) -> float:
 
 
 def judge_sums(rows: Rows) -> list[PaperVerdict]:
-    """Return the sizes of uploads by scheme, and the accuracy at every budget with the difference from SCoLR."""
+    """Return the sizes of uploads by scheme, and the accuracy at every budget less that of the reference."""
     verdicts = [_sizes(name) for name in UPLOADS]
     curves = summed_curves(rows)
     costs: Sequence[tuple[str, Cost]] = (("MB up", uplink), ("MB", traffic), ("s", seconds))
@@ -126,8 +126,7 @@ def plot_sums(rows: Rows, path: Path) -> None:
     labels = ("uplink (MB)", "simulated time (s)")
     for axes, cost, label in zip(panels, (uplink, seconds), labels, strict=True):
         for name, curves in summed_curves(rows).items():
-            colour = COLOURS[list(UPLOADS).index(name)]
             values = np.array([accuracies(curve, "hr@10") for curve in curves])
-            draw_curve(axes, [cost(each) for each in curves[0]], values, name, colour)
+            draw_curve(axes, [cost(each) for each in curves[0]], values, name, UPLOADS)
         axes.set_xlabel(label)
     save_contest(figure, path, columns=3)

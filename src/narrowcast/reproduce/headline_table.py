@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Point = Mapping[str, Any]
 """The result of a run after some rounds."""
 Cost = Callable[[Point], float]
+_LINES = {"": "-", "64": "-", "8": "--", "4": ":"}
+"""By the dimension in the name of an upload."""
 
 
 def traffic(point: Point) -> float:
@@ -131,27 +133,35 @@ def plot_contest(contest: Contest, rows: Rows, path: Path) -> None:
     """Plot the mean test HR@10 against traffic and time without a deadline, with the seeds' standard deviation."""
     figure, panels = new_figure(f"Test HR@10, {contest.title}", panels=2)
     (_, runs), *_ = contest_runs(rows, contest).items()
-    colours = colormaps["tab10"]
     for axes, cost, label in zip(
         panels, (traffic, seconds), ("uplink and downlink (MB)", "simulated time (s)"), strict=True
     ):
         for upload, of_seeds in runs.items():
-            place = list(contest.uploads).index(upload)
-            colour = colours(place)
             costs = np.mean([[cost(each) for each in run["curve"]] for run in of_seeds], axis=0)
             values = np.array([accuracies(run["curve"], "hr@10") for run in of_seeds])
-            draw_curve(axes, costs, values, upload, colour)
+            draw_curve(axes, costs, values, upload, contest.uploads)
         if baseline := finished(rows, contest.baseline):
             axes.axhline(*accuracies(baseline, "hr@10"), color=BLACK, linestyle=":", label="popularity, no update sent")
         axes.set_xlabel(label)
     save_contest(figure, path, columns=4)
 
 
-def draw_curve(axes: Axes, costs: Sequence[float], values: FloatArray, label: str, colour: Any) -> None:
-    """Draw the mean over the seeds with their standard deviation; values [S, n]."""
+def draw_curve(axes: Axes, costs: Sequence[float], values: FloatArray, upload: str, uploads: Iterable[str]) -> None:
+    """Draw the mean over the seeds with their standard deviation; values [S, n].
+
+    An upload of a smaller model has the colour of its method and a broken line.
+    """
+    methods = list(dict.fromkeys(_method_and_dimension(each)[0] for each in uploads))
+    method, dimension = _method_and_dimension(upload)
+    colour = colormaps["tab10"](methods.index(method))
     mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
-    axes.plot(costs, mean, color=colour, linewidth=1.6, label=label)
+    axes.plot(costs, mean, color=colour, linestyle=_LINES[dimension], linewidth=1.6, label=upload)
     axes.fill_between(costs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+
+
+def _method_and_dimension(upload: str) -> tuple[str, str]:
+    method, _, dimension = upload.partition(", d = ")
+    return method, dimension
 
 
 def save_contest(figure: Figure, path: Path, *, columns: int) -> None:
