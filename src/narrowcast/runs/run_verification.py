@@ -200,12 +200,15 @@ class _RunVerification:
         first, count = leg.origin + 1, leg.last - leg.origin
         where = f"the checkpoint of round {leg.origin}" if leg.origin else "the start"
         subject = f"round {first}" if count == 1 else f"rounds {first} to {leg.last}"
-        other_headers = "total_bits" not in self.journal.rounds[0]  # as in version 0.1
-        left_out = _OF_HEADERS if other_headers else ()
-        but = ", but for bits and times, since messages had other headers" * other_headers
+        resumed_after, why = self._resumed(leg)
+        if "total_bits" not in self.journal.rounds[0]:  # as in version 0.1
+            why = "messages had other headers"
+        left_out = _OF_HEADERS if why else ()
+        but = f", but for bits and times, since {why}" if why else ""
         compared = f"repeated from {where}: each number of the round and of its clients{but}"
         entries = dict(enumerate(islice(self.journal.entries(), leg.origin, leg.last), start=first))
         origin = self._states[leg.origin] if leg.origin in self._states else start(self.run)
+        origin = replace(origin, settled_round=resumed_after)
         with closing(LocalBackend().run(self._as_recorded(leg), origin)) as outcomes:
             for outcome in islice(outcomes, count):
                 number = outcome.record.round
@@ -225,6 +228,18 @@ class _RunVerification:
         if leg.last == leg.end and leg.end in self._states:
             compared += f", and the checkpoint of round {leg.end}"
         return Check(subject, compared)
+
+    def _resumed(self, leg: Leg) -> tuple[int, str]:
+        """Return the round after which the run was resumed within a leg, or its last round, and why that is not known.
+
+        New keys of secure sums are sent, and counted, when a run is resumed.
+        """
+        end, never = self._states.get(leg.end), self.journal.last_step
+        after = end.resumed_after if end is not None else 0
+        known = end is not None and not (after and leg.origin == 0)  # a checkpoint has the last resume alone
+        secure = self.run.algorithm.secure_sums is not None
+        why = "new keys are sent when a run is resumed" if secure and not known else ""
+        return (after if 0 < after >= leg.origin else never), why
 
     def _as_recorded(self, leg: Leg) -> Run:
         """Return the run so that it evaluates what the journal has of these rounds, and keeps the state at the end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,11 +34,15 @@ from narrowcast.solve_run import Solve, load_solve
 _OF_THE_CLOCK = f"milliseconds of the solver: their sums agree, and no file proves them; {UNPROVABLE}"
 
 
-def verify_solve(folder: Path, budget: Budget) -> Iterator[Check]:
-    """Yield the checks of a solve."""
+def _problem_of(solve: Solve) -> Problem:
+    return solve.problem_source.load()
+
+
+def verify_solve(folder: Path, budget: Budget, load: Callable[[Solve], Problem] = _problem_of) -> Iterator[Check]:
+    """Yield the checks of a solve, whose problem `load` returns."""
     solve = load_solve(str(folder / CONFIG))
     saved = list(read_checkpoints(checkpoint_place(solve, folder), SolveState))
-    yield from _SolveVerification(folder, solve, solve.problem_source.load(), Journal.read(folder), saved)(budget)
+    yield from _SolveVerification(folder, solve, load(solve), Journal.read(folder), saved)(budget)
 
 
 @dataclass

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.platform import plugins
+from narrowcast.platform.config import read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.plugins import said
 from narrowcast.platform.tracking.journal import ROUNDS, Journal, read_locked
 from narrowcast.platform.trust import is_looking, looking, remedy
+from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.checks import Check, difference, table_problem
 from narrowcast.runs.journal_sums import clients_problem, iterations_problem, rounds_problem
-from narrowcast.runs.packaged import names_solve, read_values
+from narrowcast.runs.packaged import names_solve
 from narrowcast.runs.repetition import Budget
 from narrowcast.runs.run_folder import CONFIG, ITERATIONS, RESULT
 from narrowcast.runs.run_verification import verify_run
@@ -31,15 +33,15 @@ def verify(folder: Path, rounds: int | None = None, *, trust: bool = False, seed
     without, the checks that need none are made. Raise `UserError` if there is no run, if its configuration or data
     cannot be read, or if it is being written.
     """
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"no run at {folder}; give the name of a run, or its folder")
     budget = Budget(rounds) if seed is None else Budget(rounds, seed=seed)
     with looking(folder, trust=trust):  # so that all checks are made before it ends
-        return list(checks_of(folder, budget))
+        return list(verify_folder(folder, budget))
 
 
-def checks_of(folder: Path, budget: Budget) -> Iterator[Check]:
-    """Yield the checks of a run that is looked at; one that its damaged files end is a failed check."""
+def verify_folder(folder: Path, budget: Budget) -> Iterator[Check]:
+    """Yield the checks of a run that is looked at, see `verify`."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"no run at {folder}; give the name of a run, a study or a benchmark, or its folder")
     with read_locked(folder):
         if is_looking() and (code := code_in(folder / CONFIG)):
             yield from guarded(_without_code(folder, code))
@@ -61,11 +63,17 @@ def guarded(checks: Iterator[Check]) -> Iterator[Check]:
 
 def code_in(file: Path) -> str:
     """Return what a configuration names that would run as code, if anything."""
-    values, _ = read_values(str(file))
-    solver = values.get("solver")
-    if isinstance(solver, Mapping) and solver.get("kind") == "program":
-        return f"the program {' '.join(map(str, solver.get('command', ())))}"
-    return next(iter(plugins.specs_in(values)), "")
+    values = read_yaml(read_limited(file), str(file))
+    return next((f"the program {each}" for each in _programs_in(values)), "") or next(plugins.specs_in(values), "")
+
+
+def _programs_in(values: Any) -> Iterator[str]:
+    if isinstance(values, Mapping):
+        if values.get("kind") == "program":
+            yield " ".join(map(str, values.get("command") or ()))
+        values = list(values.values())
+    if isinstance(values, list):
+        yield from (each for part in values for each in _programs_in(part))
 
 
 def _without_code(folder: Path, code: str) -> Iterator[Check]:

@@ -28,7 +28,7 @@ from narrowcast.tuning.study_settings import StudySettings, trial_metrics
 from narrowcast.tuning.trial_record import CURVE, LOSSES, METRICS, OWNER, REASON, RETRY_OF, VOID, counts
 
 _HEARTBEAT_SECONDS = 5.0
-_DIGEST, _HEARTBEAT = "digest", "alive:"  # attributes of the study, as version 0.1 named them
+DIGEST, _HEARTBEAT = "digest", "alive:"  # attributes of the study, as version 0.1 named them
 _DATA = "data_sha256:"
 _RETRIES = {"worker": 1, "process": 3}
 """Retries of a trial whose worker died, which the trial may have caused, or whose whole process died."""
@@ -77,14 +77,14 @@ class StudyClient:
         except DuplicatedStudyError:
             self.study = optuna.load_study(study_name=name, **options)
             self.created = False
-        created_with = self.study.user_attrs.get(_DIGEST, digest)
+        created_with = self.study.user_attrs.get(DIGEST, digest)
         self.of_earlier_version = created_with == former
         if created_with not in (digest, former):
             raise UserError(
                 f"the study {name} was begun with another experiment, space or objectives; "
                 "give this one another name (name: or --name), or continue that one"
             )
-        self.study.set_user_attr(_DIGEST, created_with)
+        self.study.set_user_attr(DIGEST, created_with)
         self._study_id = storage.get_study_id_from_name(name)
         self._owner = _process_identity()
         self._data: dict[str, str] = {}
@@ -99,7 +99,7 @@ class StudyClient:
 
     def check_data(self, source: Any, sha256: str) -> None:
         """Raise `UserError` if the study has had other data from this source; versions before 0.3 kept no sha256."""
-        key = _DATA + hashlib.sha256(repr(source).encode()).hexdigest()[:16]
+        key = data_key(source)
         if self._data.get(key) == sha256:
             return
         began_with = self.study.user_attrs.get(key)
@@ -265,6 +265,11 @@ class StudyClient:
         if retry:
             self.study.enqueue_trial(self.trials()[trial.number].params, {RETRY_OF: trial.number, LOSSES: losses})
         return True
+
+
+def data_key(source: Any) -> str:
+    """Return the attribute of a study that has the sha256 of the data from a source."""
+    return _DATA + hashlib.sha256(repr(source).encode()).hexdigest()[:16]
 
 
 def _process_identity() -> str:

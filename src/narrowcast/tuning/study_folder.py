@@ -20,10 +20,11 @@ from narrowcast.platform.config import PLUGINS, write_yaml
 from narrowcast.platform.disk import disk
 from narrowcast.platform.links import own_files
 from narrowcast.platform.tracking.journal import AtWork, locked
+from narrowcast.runs.run_folder import CONFIG, RESULT
 from narrowcast.tuning.trial_record import TrialRecord
 
 logger = logging.getLogger(__name__)
-JOURNAL = "study.journal"
+FILE, JOURNAL, TABLE, BEST = "study.yaml", "study.journal", "trials.csv", "best.yaml"
 _CLOSING, _POLL_SECONDS = "closing.lock", 0.2
 
 
@@ -66,26 +67,15 @@ class StudyFolder:
         self, trial: TrialRecord, config: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], digests: Sequence[str]
     ) -> None:
         """Write the config that repeats the trial with `narrowcast run`, its evaluations, and its result."""
-        folder = _of_trial(trial.number)
-        self.write_yaml(f"{folder}/config.yaml", config)
+        folder = of_trial(trial.number)
+        self.write_yaml(f"{folder}/{CONFIG}", config)
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         write_atomically(self.path / folder / "rounds.jsonl", lines.encode())
-        result = {
-            "trial": trial.number,
-            "state": trial.state,
-            "values": trial.params,
-            "amounts": dict(trial.metrics),
-            "rounds": trial.rounds,
-            "feasible": trial.feasible,
-            "reason": trial.reason,
-            "retry_of": trial.retry_of,
-            "model_sha256": list(digests),
-        }
-        self.write_json(f"{folder}/result.json", result)
+        self.write_json(f"{folder}/{RESULT}", {**trial_entries(trial), "model_sha256": list(digests)})
 
     def read_rounds(self, number: int) -> tuple[Mapping[str, Any], ...]:
         """Return the evaluations of a trial; none if another machine's folder has them, or if they are damaged."""
-        path = self.path / _of_trial(number) / "rounds.jsonl"
+        path = self.path / of_trial(number) / "rounds.jsonl"
         try:
             rows = tuple(map(json.loads, path.read_text().splitlines()))
             if all(isinstance(row["round"], int) and isinstance(row["logged_at_ms"], int) for row in rows):
@@ -99,19 +89,9 @@ class StudyFolder:
         return ()
 
     def write_table(self, trials: Sequence[TrialRecord], paths: Iterable[str]) -> Path:
-        """Write `trials.csv`, with a column for each dimension's path and each metric; return its path."""
-        paths = list(paths)
-        metrics = list(dict.fromkeys(name for trial in trials for name in trial.metrics))
-        columns = ("trial", "state", "rounds", "feasible", "wall_seconds", "retry_of", "reason")
-        writer = csv.writer(stream := io.StringIO(newline=""))
-        writer.writerow([*columns, *paths, *metrics])
-        for trial in trials:
-            row: list[Any] = [trial.number, trial.state, trial.rounds, trial.feasible, round(trial.wall_seconds, 3)]
-            row += ["" if trial.retry_of is None else trial.retry_of, trial.reason]
-            row += [trial.params.get(path, "") for path in paths]
-            writer.writerow([*row, *(trial.metrics.get(name, "") for name in metrics)])
-        write_atomically(self.path / "trials.csv", stream.getvalue().encode())
-        return self.path / "trials.csv"
+        """Write `trials.csv`; return its path."""
+        write_atomically(self.path / TABLE, table_text(trials, paths).encode())
+        return self.path / TABLE
 
     def holdout(self, number: int, offset: int) -> Path:
         """Return the file of a trial's hold-out evaluation with the seed so many above the experiment's."""
@@ -128,5 +108,35 @@ class StudyFolder:
                 yield path, None if len(place.parts) == 1 else place.parent.as_posix()
 
 
-def _of_trial(number: int) -> str:
+def trial_entries(trial: TrialRecord) -> dict[str, Any]:
+    """Return the entries of a trial's `result.json`, but for the sha256 of its models."""
+    return {
+        "trial": trial.number,
+        "state": trial.state,
+        "values": trial.params,
+        "amounts": dict(trial.metrics),
+        "rounds": trial.rounds,
+        "feasible": trial.feasible,
+        "reason": trial.reason,
+        "retry_of": trial.retry_of,
+    }
+
+
+def table_text(trials: Sequence[TrialRecord], paths: Iterable[str]) -> str:
+    """Return the trials as CSV, with a column for each dimension's path and each metric."""
+    paths = list(paths)
+    metrics = list(dict.fromkeys(name for trial in trials for name in trial.metrics))
+    columns = ("trial", "state", "rounds", "feasible", "wall_seconds", "retry_of", "reason")
+    writer = csv.writer(stream := io.StringIO(newline=""))
+    writer.writerow([*columns, *paths, *metrics])
+    for trial in trials:
+        row: list[Any] = [trial.number, trial.state, trial.rounds, trial.feasible, round(trial.wall_seconds, 3)]
+        row += ["" if trial.retry_of is None else trial.retry_of, trial.reason]
+        row += [trial.params.get(path, "") for path in paths]
+        writer.writerow([*row, *(trial.metrics.get(name, "") for name in metrics)])
+    return stream.getvalue()
+
+
+def of_trial(number: int) -> str:
+    """Return the place of a trial's files in the folder of its study."""
     return f"trials/{number:05d}"

@@ -1,0 +1,107 @@
+"""Verification of a benchmark: each of its solves, and what its files say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+from narrowcast.benchmarking.benchmark_file import Benchmark, Instance, load_benchmark
+from narrowcast.benchmarking.benchmark_folder import ENDS, FILE, TABLE, BenchmarkFolder
+from narrowcast.benchmarking.benchmark_result import as_csv, result_of
+from narrowcast.benchmarking.instance_runner import WorkerMemory
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.journal import read_locked
+from narrowcast.platform.trust import is_looking, remedy
+from narrowcast.runs.checks import Check
+from narrowcast.runs.repetition import Budget
+from narrowcast.runs.run_folder import CONFIG
+from narrowcast.runs.run_verification import UNPROVABLE
+from narrowcast.runs.solve_verification import verify_solve
+from narrowcast.runs.verification import code_in, guarded, verify_folder
+from narrowcast.solve_run import load_solve
+
+_UNPROVABLE = f"milliseconds of the solvers, beyond their sums; why instances failed; {UNPROVABLE}"
+
+
+def verify_benchmark(folder: Path, budget: Budget) -> Iterator[Check]:
+    """Yield the checks of a benchmark, one for each solve; they share the seconds of the budget."""
+    if is_looking() and (code := code_in(folder / FILE)):
+        for run in sorted(path.parent for path in folder.glob(f"*/{CONFIG}")):
+            yield _as_one(run.name, list(verify_folder(run, budget)))
+        rest = f"{code} is code of the benchmark's own, which looking does not run; {remedy(folder)}"
+        yield Check("everything else", skipped=rest)
+        return
+    yield from guarded(_checks(BenchmarkFolder(folder), load_benchmark(str(folder / FILE)), budget))
+
+
+def _checks(folder: BenchmarkFolder, benchmark: Benchmark, budget: Budget) -> Iterator[Check]:
+    yield _ends(folder, benchmark)
+    states, memory = folder.states(), WorkerMemory()
+    there = [each for each in benchmark.whole if (folder.path / each.name / CONFIG).is_file()]
+    for instance in benchmark.whole:
+        entry = states.get(instance.name, {"state": "waiting", "reason": ""})
+        if instance in there:
+            own = budget.shared_by(len(there))
+            yield _as_one(instance.name, list(guarded(_of_instance(folder.path, instance, own, memory))))
+        elif entry["state"] == "skipped":
+            yield _skipped(instance, memory)
+        else:
+            yield Check(instance.name, skipped=f"{entry['state']}, and there is no folder of its run")
+    yield _table(folder, benchmark)
+    yield Check("the rest", skipped=_UNPROVABLE)
+
+
+def _ends(folder: BenchmarkFolder, benchmark: Benchmark) -> Check:
+    compared = f"names and settings of the instances against {FILE}; finished ones have a result"
+    known = {each.name: each for each in benchmark.whole}
+    for name, entry in folder.states().items():
+        if name not in known:
+            return Check(ENDS, compared, f"{name} is no instance of {FILE}")
+        if entry.get("digest") != known[name].digest():
+            return Check(ENDS, compared, f"{name} was solved with other settings than those of {FILE}")
+    ended = [each for each in benchmark.whole if folder.is_finished(each)]
+    for instance in ended:
+        if (state := folder.states().get(instance.name, {}).get("state")) != "finished":
+            return Check(ENDS, compared, f"{instance.name} has a result, and is {state or 'not there'}")
+    return Check(ENDS, compared)
+
+
+def _of_instance(folder: Path, instance: Instance, budget: Budget, memory: WorkerMemory) -> Iterator[Check]:
+    run = folder / instance.name
+    solve = load_solve(str(run / CONFIG))
+    same = Instance(instance.problem, instance.solver, solve).digest() == instance.digest() and solve.name == run.name
+    yield Check(CONFIG, problem="" if same else f"it is not the instance of {FILE}")
+    with read_locked(run):
+        yield from verify_solve(run, budget, memory.problem_of)
+
+
+def _as_one(name: str, checks: list[Check]) -> Check:
+    """Return the checks of a solve as one: their number, what was repeated, and the first problem."""
+    made = sum(not check.skipped for check in checks)
+    repeated = next((each.compared for each in checks if each.subject == "iterations repeated"), "none")
+    failed = next((f"{each.subject}: {each.problem}" for each in checks if each.problem), "")
+    return Check(name, f"{made} checks; iterations repeated: {repeated}", failed)
+
+
+def _skipped(instance: Instance, memory: WorkerMemory) -> Check:
+    """Check that the solver of a skipped instance does not take its problem."""
+    compared = "its solver does not take the problem"
+    try:
+        instance.solve.solver.check(memory.problem_of(instance.solve))
+    except UserError:
+        return Check(instance.name, compared)
+    return Check(instance.name, compared, "it was skipped, and its solver takes the problem")
+
+
+def _table(folder: BenchmarkFolder, benchmark: Benchmark) -> Check:
+    path, compared = folder.path / TABLE, f"each value against {ENDS} and the results of the solves"
+    if not path.is_file():
+        return Check(TABLE, skipped="the benchmark is not finished")
+    expected = as_csv(result_of(folder, benchmark.whole).rows).splitlines()
+    for number, (its, there) in enumerate(zip_longest(path.read_text().splitlines(), expected), start=1):
+        if its != there:
+            pairs = zip_longest((its or "").split(","), (there or "").split(","))
+            first, second = next((pair for pair in pairs if pair[0] != pair[1]), (its, there))
+            return Check(TABLE, compared, f"line {number}: {first}, not {second}")
+    return Check(TABLE, compared)
