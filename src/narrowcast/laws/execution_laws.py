@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.secure.protection import Plain, Protection
+from narrowcast.algorithms.secure.protection import Encryption, Masked, Plain, Protection
 from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
 from narrowcast.laws.algorithm_laws import MODELS
-from narrowcast.laws.law import hold
+from narrowcast.laws.law import LawBrokenError, hold
 from narrowcast.laws.rehearsal import PLAN, Shuffled, run, sha256, task_of
 from narrowcast.platform.backend import Backend
 from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.plan import Plan
@@ -141,12 +145,12 @@ class Protected:
         """A network on eleven clients."""
         return task_of(MODELS["mlp"])
 
-    def rounds(self, scheme: Protection, *, lossy: bool) -> list[Outcome]:
-        """Run three rounds of six clients, the clients' keys in this process too."""
+    def rounds(self, scheme: Protection, *, lossy: bool, answered: Path | None = None) -> list[Outcome]:
+        """Run three rounds of six clients, the clients' keys in this process too; see `KeyStore` for `answered`."""
         algorithm = SecureAggregation(ALGORITHM, scheme, 6)
         algorithm.check(self.task)
         secured = Run(PLAN.model_copy(update={"rounds": 3}), algorithm, self.task)
-        key_store = algorithm.key_store()
+        key_store = algorithm.key_store(answered)
         executor: Any = LocalExecutor(secured, key_store)
         executor = Losing(executor) if lossy else executor
         return list(rounds(secured, executor, None, algorithm.rounds(key_store, self.task)))
@@ -191,4 +195,26 @@ def the_bits_of_protection_are_counted(case: Protected) -> None:
     hold(protected[0].record.uplink_bits >= least, "an upload has fewer bits than its values need")
 
 
-SECURE_LAWS = (the_sum_is_exact, the_sum_of_those_that_arrive_is_exact, the_bits_of_protection_are_counted)
+def a_round_is_answered_once(case: Protected) -> None:
+    """Repeat all rounds under new keys, as they were and then with other losses."""
+    if not isinstance(case.scheme, Encryption | Masked):
+        return  # nothing is hidden
+    with TemporaryDirectory() as folder:
+        answered = Path(folder) / "answered.jsonl"
+        first = case.rounds(case.scheme, lossy=False, answered=answered)
+        try:
+            again = case.rounds(case.scheme, lossy=False, answered=answered)
+        except RunFailed as error:
+            raise LawBrokenError(f"a round is not repeated as it was: {error}") from error
+        hold(sha256(ALGORITHM, again) == sha256(ALGORITHM, first), "a round that is repeated gives another model")
+        with suppress(RunFailed):
+            others = case.rounds(case.scheme, lossy=True, answered=answered)
+            hold(not others[0].record.delivered, "a second sum of a round is opened, over other clients")
+
+
+SECURE_LAWS = (
+    the_sum_is_exact,
+    the_sum_of_those_that_arrive_is_exact,
+    the_bits_of_protection_are_counted,
+    a_round_is_answered_once,
+)
