@@ -181,6 +181,15 @@ class Experiment(Plan, Identified, metaclass=_Checked):
             self.algorithm, self.secure, cohort_size(self.clients_per_round, self.over_selection, sys.maxsize)
         )
 
+    @classmethod
+    def identity_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the nested values that are part of the identity, by dotted path.
+
+        With a seed of the clients' own, runs are others than those of version 0.2, whose streams were not hashed.
+        """
+        own = values.get("client_seed") not in (None, values.get("seed"))
+        return super().identity_of(values) | ({"client_streams": "hashed"} if own else {})
+
     def digests(self, written: Mapping[str, Any]) -> set[str]:
         """Return the digests that a checkpoint of this experiment may have, `written` as values in its config.yaml.
 

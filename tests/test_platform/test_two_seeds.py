@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import zlib
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,8 @@ import pytest
 
 import narrowcast
 from narrowcast.experiment import load_experiment, load_replicas
-from narrowcast.platform.seeds import PrivateSeed, generator, stream_keys
+from narrowcast.platform.identity import Identified, digest_of
+from narrowcast.platform.seeds import PrivateSeed, generator, stream_keys, uniform_bits
 
 SOURCE = Path(narrowcast.__file__).parent
 PUBLIC = {
@@ -198,8 +202,79 @@ def test_the_private_seed_follows_the_seed_unless_it_is_given() -> None:
     replicas = load_replicas("fedavg-digits", ["replicas.seed=[0,1]"])
     assert [each.private_seed for each in replicas] == [PrivateSeed.derived(0), PrivateSeed.derived(1)]
     given = load_replicas("fedavg-digits", ["replicas.seed=[0,1]", "client_seed=5"])
-    assert [each.private_seed for each in given] == [PrivateSeed(5), PrivateSeed(5)]
+    assert [each.private_seed for each in given] == [PrivateSeed(5, own=True)] * 2
+    one_seed = load_replicas("fedavg-digits", ["replicas.seed=[0,1]", "client_seed=1"])
+    assert [each.private_seed.own for each in one_seed] == [True, False]  # that of version 0.1 is known to everybody
     alone = load_experiment("fedavg-digits")
     assert alone.digest() != load_experiment("fedavg-digits", ["client_seed=5"]).digest()
     task = alone.task(alone.data.load())
     assert (task.seed, task.private_seed) == (0, alone.private_seed)
+
+
+def _unmixed(word: int) -> int:
+    """Return what SplitMix64 mixes to this word."""
+    for shift, multiplier in ((31, 1), (27, 0x94D049BB133111EB), (30, 0xBF58476D1CE4E5B9)):
+        word = word * pow(multiplier, -1, 2**64) % 2**64
+        left = word
+        for _ in range(64 // shift):
+            left = word ^ (left >> shift)
+        word = left
+    return word
+
+
+def _mixed(word: int) -> int:
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    return word ^ (word >> 31)
+
+
+def seed_behind(word: int, purpose: str, round_index: int, client: int, place: int) -> int:
+    """Return the seed of the streams of public numbers from one word of one client."""
+    golden = 0x9E3779B97F4A7C15
+    key = (_unmixed(word) - (place + 1) * golden) % 2**64
+    key = (_unmixed(key) - _mixed((client + golden) % 2**64)) % 2**64
+    key = (_unmixed(key) - golden) % 2**64
+    for part in (round_index, zlib.crc32(purpose.encode())):
+        key = (_unmixed(key ^ _mixed((part + golden) % 2**64)) - golden) % 2**64
+    return key
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_one_word_of_a_client_tells_the_seed_unless_it_is_the_clients_own(own: bool) -> None:
+    seed, clients = PrivateSeed(2**62 + 12345, own), np.arange(5)
+    words = uniform_bits(seed.stream_keys("negatives", 3, clients)[:, None], np.arange(4))
+    for client, place in product(range(5), range(4)):
+        found = seed_behind(int(words[client, place]), "negatives", 3, client, place)
+        assert (found == seed.value) != own
+        for purpose, round_index in (("shuffle", 3), ("negatives", 4), ("negatives", 3)):
+            others = PrivateSeed(found % 2**63).stream_keys(purpose, round_index, clients)
+            agree = others == seed.stream_keys(purpose, round_index, clients)
+            assert agree.all() != own
+            assert agree.any() != own or (purpose, round_index) == ("negatives", 3)
+
+
+def test_streams_of_an_own_seed_are_a_keyed_hash_of_purpose_round_and_client() -> None:
+    seed, clients = PrivateSeed(77, own=True), np.array([9, 0, 2**40, 9])
+    wanted = []
+    for client in clients.tolist():
+        content = b"shuffle\x0012\0" + client.to_bytes(8, "little")
+        key = (77).to_bytes(8, "little")
+        digest = hashlib.blake2b(content, key=key, digest_size=8, person=b"narrowcast keys").digest()
+        wanted.append(int.from_bytes(digest, "little"))
+    assert seed.stream_keys("shuffle", 12, clients).tolist() == wanted
+    assert seed.stream_keys("shuffle", 12, clients[:0]).tolist() == []
+    many = PrivateSeed(5, own=True).stream_keys("shuffle", 1, np.arange(20_000))
+    assert len(np.unique(many)) == 20_000
+    bits = (many[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    assert abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / 20_000**0.5
+    after = seed.successor()
+    assert after.own
+    assert not np.intersect1d(after.stream_keys("shuffle", 12, clients), wanted).size
+
+
+def test_a_run_whose_clients_have_a_seed_of_their_own_is_another_than_that_of_version_0_2() -> None:
+    for settings, hashed in ([], False), (["client_seed=0"], False), (["client_seed=5"], True):
+        experiment = load_experiment("fedavg-digits", settings)
+        assert ("client_streams" in experiment.identity()) == hashed
+        former = Identified.identity_of.__func__(type(experiment), experiment.plain())  # type: ignore[attr-defined]
+        assert (digest_of(former) in experiment.digests(experiment.plain())) != hashed

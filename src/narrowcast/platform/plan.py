@@ -145,8 +145,10 @@ class Plan(Section):
 
     @property
     def private_seed(self) -> PrivateSeed:
-        """The seed of the private stream: `client_seed`, or derived from `seed`."""
-        return PrivateSeed.derived(self.seed) if self.client_seed is None else PrivateSeed(self.client_seed)
+        """The seed of the private stream: `client_seed`, or derived from `seed`; that of version 0.1 was `seed`."""
+        if self.client_seed is None:
+            return PrivateSeed.derived(self.seed)
+        return PrivateSeed(self.client_seed, own=self.client_seed != self.seed)
 
     def keeps(self, round_index: int, seconds: float) -> bool:
         """Return whether a checkpoint is due after this round, the given wall time after the last one."""

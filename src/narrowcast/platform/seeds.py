@@ -5,7 +5,7 @@
 
 A run has two seeds. The public stream, of a seed that is a number, holds what every party may regenerate: cohorts,
 bases, dithers. The private stream, of a `PrivateSeed`, holds what is a client's own: negatives, batches, its first
-factors.
+factors. Words are cheap, not cryptographic: a word gives the key of its stream.
 """
 
 from __future__ import annotations
@@ -76,22 +76,38 @@ def generator(seed: int, purpose: str, round_index: int = 0, client: int = 0) ->
 class PrivateSeed:
     """The seed of the private stream, 0..2**63-1: known to the clients, and neither to the server nor to a decoder.
 
-    It is no number, so that a function of the public seed refuses it. The streams are not cryptographic: they keep a
-    simulation apart into what is known to whom, and a device that has something to hide draws from its own generator.
+    It is no number, so that a function of the public seed refuses it. A seed that is `own` to the clients is the key of
+    a hash (BLAKE2b) that gives each client its key for a purpose and a round: a stream, or a word of it, tells neither
+    the seed nor any other stream. Other seeds follow from the public one, which whoever knows it can do too, and their
+    streams are made as public ones are.
     """
 
     value: int = field(repr=False)
+    own: bool = False
 
     @classmethod
     def derived(cls, seed: int) -> Self:
         """Return the private seed that follows one-way from a public seed."""
-        digest = hashlib.sha256(b"narrowcast private stream" + seed.to_bytes(8, "little")).digest()
-        return cls(int.from_bytes(digest[:8], "little") >> 1)
+        return cls(_hashed(seed))
 
-    def successor(self) -> Self:
+    def successor(self) -> PrivateSeed:
         """Return a private seed that follows one-way from this one, for streams apart from its own."""
-        return self.derived(self.value)
+        return PrivateSeed(_hashed(self.value), self.own)
 
     def stream_keys(self, purpose: str, round_index: int, clients: NDArray[np.int64]) -> Words:
         """Return one key per client [C] for the private streams of `purpose` in this round."""
-        return stream_keys(self.value, purpose, round_index, clients)
+        if not self.own:
+            return stream_keys(self.value, purpose, round_index, clients)
+        of_round = hashlib.blake2b(key=self.value.to_bytes(8, "little"), digest_size=8, person=b"narrowcast keys")
+        of_round.update(f"{purpose}\0{round_index}\0".encode())
+        keys = bytearray()
+        for client in clients.tolist():
+            of_client = of_round.copy()
+            of_client.update(client.to_bytes(8, "little"))
+            keys += of_client.digest()
+        return np.frombuffer(keys, dtype="<u8").astype(np.uint64)
+
+
+def _hashed(seed: int) -> int:
+    digest = hashlib.sha256(b"narrowcast private stream" + seed.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

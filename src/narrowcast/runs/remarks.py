@@ -44,6 +44,11 @@ def remarks(experiment: Experiment, task: Task, state: RunState) -> Iterator[str
             yield f"{left_out} of {clients} clients have no {split} samples; metrics over clients leave them out"
         if isinstance(task.data, Samples) and (few := int(np.median(examples[examples > 0]))) < FEW_SAMPLES:
             yield f"evaluate_clients: half of the clients have {few} {split} samples or fewer; their metrics are coarse"
+    if experiment.secure.kind not in ("none", "plain") and not experiment.private_seed.own:
+        yield (
+            f"secure.kind = {experiment.secure.kind}: the clients' secrecy is simulated, since their private draws "
+            "follow from seed; set client_seed to a number of their own if somebody who knows seed must not follow them"
+        )
     shapes = {name: values.shape for name, values in state.server.items()}
     for place, stage in enumerate(getattr(experiment.algorithm, "codec", None) or ()):
         if isinstance(stage, Factored) and not stage.factored(shapes):

@@ -10,7 +10,10 @@ from pydantic import BaseModel
 
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 from narrowcast.platform.types import IntArray, Profiles
+from narrowcast.runs.remarks import remarks
 from secure_rounds import experiment, prepared
 
 
@@ -72,3 +75,23 @@ def test_a_rank_policy_of_ones_own_is_refused() -> None:
     own = chosen.algorithm.model_copy(update={"rank_policy": HighestRank()})
     with pytest.raises(UserError, match=r"rank_policy = highest: secure chooses .* uniform, bandwidth and channel"):
         prepared(chosen.model_copy(update={"algorithm": own}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["secure=masked"], True),
+        (["secure=masked", "seed=4", "client_seed=4"], True),  # as version 0.1 had it
+        (["secure=masked", "client_seed=4"], False),
+        (["secure=plain"], False),  # nothing is hidden
+        ([], False),
+    ],
+)
+def test_a_run_says_once_that_its_secrecy_is_simulated(settings: list[str], said: bool) -> None:
+    chosen = load_experiment("fedavg-digits", settings)
+    algorithm, task = chosen.secured_algorithm, chosen.task(chosen.data_source.load())
+    found = [each for each in remarks(chosen, task, start(Run(chosen, algorithm, task))) if "secrecy" in each]
+    assert found == said * [
+        "secure.kind = masked: the clients' secrecy is simulated, since their private draws follow from seed; set "
+        "client_seed to a number of their own if somebody who knows seed must not follow them"
+    ]
