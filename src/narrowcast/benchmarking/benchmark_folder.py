@@ -51,7 +51,9 @@ class BenchmarkFolder:
     def note(self, instance: Instance, state: str, reason: str = "") -> None:
         """Append a line; a benchmark that is resumed relies on it."""
         line = {"instance": instance.name, "state": state, "reason": reason, "digest": instance.digest()}
-        disk().append(self.path / ENDS, json.dumps(line).encode() + b"\n")
+        path = self.path / ENDS
+        cut = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        disk().append(path, b"\n" * cut + json.dumps(line).encode() + b"\n")  # a full disk may have cut the last one
         disk().sync(self.path / ENDS)
 
     def states(self) -> dict[str, Mapping[str, str]]:

@@ -15,6 +15,7 @@ from narrowcast.benchmarking.instance_runner import WorkerMemory, solve_instance
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.cluster.worker_pool import LocalPool, WorkerPool, dispatch
 from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.disk import GO_ON, writing
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs.run_folder import make_writable
 from narrowcast.runs.run_place import checked_store
@@ -50,10 +51,11 @@ def prepare_benchmark(benchmark: Benchmark, output: Path, *, retry: bool = False
 def run_benchmark(prepared: PreparedBenchmark, observe: Observer = lambda _, __: None) -> BenchmarkResult:
     """Solve the instances that are left, write `instances.csv` of all in the file, and return the result.
 
-    An instance that fails, or whose worker dies, does not end the others.
+    An instance that fails, or whose worker dies, does not end the others. Raise `RunFailed` if files cannot be written,
+    or if the MLflow store does not take a run.
     """
     folder, file = prepared.folder, prepared.benchmark.file
-    with folder.locked():
+    with writing(folder.path, GO_ON), folder.locked():
         try:
             if prepared.left:
                 whole, left = prepared.benchmark.whole, {each.name for each in prepared.left}

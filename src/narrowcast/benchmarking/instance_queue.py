@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from narrowcast.benchmarking.benchmark_file import Instance
 from narrowcast.benchmarking.benchmark_folder import BenchmarkFolder
 from narrowcast.benchmarking.instance_runner import InstanceEnd, InstanceJob
+from narrowcast.platform.errors import RunFailed
 from narrowcast.runs.solve_result import load_solve_result
 
 _ATTEMPTS = 3
@@ -47,7 +48,9 @@ class InstanceQueue:
         return InstanceJob(instance, self._folder.path, labels, self._problems.get(_problem_of(instance), ""))
 
     def answer_to(self, message: InstanceEnd) -> None:
-        """Note the end of an instance."""
+        """Note the end of an instance; raise `RunFailed` for one that was stopped, which is left to do."""
+        if message.state == "stopped":
+            raise RunFailed(f"{message.reason}, then give the same command, which goes on")
         instance = self._by_name[message.name]
         if message.state == "finished":
             self._problems.setdefault(_problem_of(instance), message.result["problem_sha256"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from narrowcast.benchmarking.benchmark_file import Instance
-from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.errors import RunFailed, StoreRefused, UserError, disk_failure
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.iterations import begin
 from narrowcast.platform.json_files import read_json
@@ -24,7 +24,7 @@ from narrowcast.runs.run_folder import RESULT, has_run
 from narrowcast.solve_run import Solve
 
 logger = logging.getLogger(__name__)
-State = Literal["finished", "failed", "skipped"]
+State = Literal["finished", "failed", "skipped", "stopped"]
 _OTHER_PROCESS_SECONDS = 60.0
 """Longest wait for the worker of a killed benchmark, which ends soon after it."""
 
@@ -44,9 +44,10 @@ class InstanceJob:
 
 @dataclass(frozen=True)
 class InstanceEnd:
-    """The end of an instance: finished, with the content of `result.json`; or failed or skipped, and why.
+    """The end of an instance: finished, with the content of `result.json`; or failed, skipped or stopped, and why.
 
-    An instance is skipped if its solver does not take the problem.
+    An instance is skipped if its solver does not take the problem. It is stopped, and has not ended, if the machine's
+    disk or the MLflow store does not take its files.
     """
 
     name: str
@@ -87,9 +88,15 @@ def solve_instance(job: InstanceJob, memory: WorkerMemory) -> Generator[Instance
     name = job.instance.name
     try:
         yield _solved(job, memory)
-    except (RunFailed, UserError) as error:
-        yield InstanceEnd(name, "failed", str(error))
+    except StoreRefused as error:
+        yield InstanceEnd(name, "stopped", str(error))
     except Exception as error:
+        if (failure := disk_failure(error)) is not None:
+            yield InstanceEnd(name, "stopped", f"{job.output / name} cannot be written ({failure}); make room")
+            return
+        if isinstance(error, RunFailed | UserError):
+            yield InstanceEnd(name, "failed", str(error))
+            return
         logger.warning("%s failed", name, exc_info=True)
         first = next(iter(str(error).splitlines()), "")
         yield InstanceEnd(name, "failed", f"{type(error).__name__}: {first}")

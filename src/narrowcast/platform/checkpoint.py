@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -278,12 +279,16 @@ def _step(name: str) -> int:
     return int(name.partition("-")[2].partition(".")[0])
 
 
+_ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")
+
+
 def _saved(part: Path, stem: str, tensors: Arrays, metadata: dict[str, str]) -> str:
     """Write the file `part`, and return the name of a checkpoint with its content."""
     try:
         disk().fill(part, lambda path: save_file(dict(tensors), path, metadata))
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        number = _ERROR_NUMBER.search(str(error))
+        raise OSError(*([int(number[1]), os.strerror(int(number[1]))] if number else [str(error)])) from error
     return f"{stem}.{_sha256(part)}.safetensors"
 
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from itertools import takewhile
 from pathlib import Path
 
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import RunFailed, UserError
 
 
 class Disk:
@@ -78,6 +78,18 @@ def using(other: Disk) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+GO_ON = "give the same command, which goes on"
+
+
+@contextmanager
+def writing(folder: Path, remedy: str) -> Iterator[None]:
+    """Raise `RunFailed` with the remedy if a file of the folder cannot be written in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"cannot write to {folder} ({error}); make room, then {remedy}") from error
 
 
 def expand_home(path: str | Path) -> Path:

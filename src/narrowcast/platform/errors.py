@@ -1,5 +1,9 @@
 """The errors that end a run, and their exit status."""
 
+from __future__ import annotations
+
+import errno
+
 _MOST_SHOWN = 80
 """Characters of a wrong value that an error shows."""
 
@@ -28,6 +32,10 @@ class UnresumableFailure(RunFailed):
     """A failed run that a resume would only repeat: a setting that its results depend on has to change."""
 
 
+class StoreRefused(UserError):  # noqa: N818 - reads as the sentence the user sees
+    """An MLflow store that does not take a run, which is not to blame for it."""
+
+
 class LearnedNothing(UnresumableFailure):
     """A run whose global model is not the result of its clients' training; resumed, it would end the same way."""
 
@@ -42,6 +50,18 @@ def described(error: BaseException) -> str:
 
     message = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
     return f"{type(error).__name__}: {(message.strip().splitlines() or ['no message'])[0]}"
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
+def disk_failure(error: BaseException | None) -> OSError | None:
+    """Return the error of a disk that is full, read-only or broken if it is this one or its cause, else None."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            return error
+        error = error.__cause__
+    return None
 
 
 def shown(value: object) -> str:

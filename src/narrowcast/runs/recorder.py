@@ -11,7 +11,7 @@ from typing import Any
 
 from narrowcast.platform.checkpoint import prune_checkpoints, replace_checkpoints, save_checkpoint
 from narrowcast.platform.config import flatten
-from narrowcast.platform.disk import disk, remove_tree
+from narrowcast.platform.disk import disk, remove_tree, writing
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import uninterrupted
@@ -28,7 +28,7 @@ from narrowcast.platform.tracking.mlflow_run import (
 )
 from narrowcast.runs.closing_entries import closing_entries
 from narrowcast.runs.recordable import Recordable, WriteOutputs
-from narrowcast.runs.run_folder import checkpoint_place, remove_checkpoints, write_config
+from narrowcast.runs.run_folder import CONFIG, checkpoint_place, remove_checkpoints, write_config
 
 logger = logging.getLogger(__name__)
 OnRound = Callable[[Mapping[str, Any]], None]
@@ -62,9 +62,11 @@ class Recorder:
         self.log_seconds = time.perf_counter() - began
 
     def checkpoint(self, state: KeptState) -> None:
-        """Write a checkpoint; raise `RunFailed` if it cannot be written."""
+        """Write a checkpoint; raise `RunFailed` if it cannot be written, or if somebody has changed the journal."""
         self.state, config = state, self.prepared.config
+        self.journal.check_file()
         self.journal.sync()  # a resume from the checkpoint needs the steps before it
+        self._keep_config()
         place = checkpoint_place(config, self.prepared.folder)
         try:
             save_checkpoint(
@@ -75,6 +77,13 @@ class Recorder:
                 f"cannot write a checkpoint to {place} ({error}); make room, then resume the run"
             ) from error
 
+    def _keep_config(self) -> None:
+        """Write `config.yaml` again if somebody has removed it: without it there is no run to resume or to read."""
+        each = self.prepared
+        if not (each.folder / CONFIG).is_file():
+            logger.warning("%s was removed, and is written again", each.folder / CONFIG)
+            write_config(each.config, each.folder)
+
     def finish(self, *, keep_checkpoints: bool = True) -> dict[str, Any]:
         """Write the outputs, `result.json` last, without interruption; remove the checkpoints unless they are kept.
 
@@ -82,6 +91,7 @@ class Recorder:
         """
         each = self.prepared
         with uninterrupted():
+            self._keep_config()
             self.result = self.write_outputs(self.journal, self.state, self.sender.cursor.run_id)
             if keep_checkpoints:
                 place = checkpoint_place(each.config, each.folder)
@@ -98,10 +108,8 @@ def recorded(prepared: Recordable, on_round: OnRound, *, monitored: bool = True)
 
     Raise `RunFailed` if the disk is full, or fails.
     """
-    try:
+    with writing(prepared.folder, "resume the run"):
         yield from _recorded(prepared, on_round, monitored)
-    except OSError as error:
-        raise RunFailed(f"cannot write to {prepared.folder} ({error}); make room, then resume the run") from error
 
 
 def _recorded(prepared: Recordable, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:

@@ -7,6 +7,8 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +42,8 @@ def open_storage(storage: str, timeout_seconds: float) -> BaseStorage:
     check_address(storage, "study.storage")
     shown = hide_secrets(storage)
     try:
-        return cast(BaseStorage, _RetryingStorage(_connect(storage), timeout_seconds))
+        mend = partial(_drop_cut_line, Path(storage)) if "://" not in storage else lambda: None
+        return cast(BaseStorage, _RetryingStorage(_connect(storage), timeout_seconds, mend))
     except (ArgumentError, NoSuchModuleError) as error:
         raise UserError(
             f'study.storage = "{shown}" is not a database URL; write postgresql://user@host/name, sqlite:///file.db, '
@@ -69,10 +72,9 @@ def _open_journal(path: Path) -> BaseStorage:
     """Open a journal file. Optuna syncs each line before it returns, so that a power cut loses none of those."""
     path = path.absolute()  # the lock is a symbolic link to this, and must not dangle: see `acquire`
     make_folders(path.parent)
-    lock = JournalFileSymlinkLock(str(path))
-    backend = JournalFileBackend(str(path), lock_obj=lock)
+    backend = JournalFileBackend(str(path), lock_obj=JournalFileSymlinkLock(str(path)))
     disk().sync(path.parent)
-    _drop_cut_line(path, lock)
+    _drop_cut_line(path)
     try:
         storage = JournalStorage(backend)
         json.loads(path.read_bytes().splitlines()[-1] if path.stat().st_size else b"{}")  # the one that Optuna forgives
@@ -117,10 +119,11 @@ def _first_damaged(path: Path) -> int:
     return 1 + bisect_left(range(1, len(lines) + 1), True, key=is_damaged)
 
 
-def _drop_cut_line(path: Path, lock: JournalFileSymlinkLock) -> None:
+def _drop_cut_line(path: Path) -> None:
     """Remove a last line that a killed writer or a power cut left; Optuna cannot read a journal with more after it."""
     if _intact_bytes(path) == path.stat().st_size:
         return
+    lock = JournalFileSymlinkLock(str(path.absolute()))
     lock.acquire()
     try:
         intact = _intact_bytes(path)  # the holder of the lock has finished its line
@@ -157,8 +160,8 @@ class _RetryingStorage:
     and the caller gets Optuna's exception for that.
     """
 
-    def __init__(self, storage: BaseStorage, timeout_seconds: float) -> None:
-        self._storage, self._timeout_seconds = storage, timeout_seconds
+    def __init__(self, storage: BaseStorage, timeout_seconds: float, mend: Callable[[], None]) -> None:
+        self._storage, self._timeout_seconds, self._mend = storage, timeout_seconds, mend
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._storage, name)
@@ -185,6 +188,8 @@ class _RetryingStorage:
                         logger.warning("the study's storage is down (%s); waiting for it", _reason(error))
                         warned = True
                     time.sleep(_RETRY_SECONDS)
+                    with suppress(OSError):
+                        self._mend()  # a full disk may have cut the line of the call
                     continue
                 if warned:
                     logger.warning("the study's storage answers again")

@@ -15,7 +15,7 @@ from narrowcast import __version__
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.cluster.worker_pool import LocalPool, WorkerPool, dispatch
 from narrowcast.platform.config import flatten
-from narrowcast.platform.disk import make_folders
+from narrowcast.platform.disk import GO_ON, make_folders, writing
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
@@ -75,8 +75,9 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     client.check_data(shared.source, shared.data.digest)
     _check_files_of_trials(file, client)
     file = replace(file, one_seed=client.of_earlier_version)
-    make_folders(folder.path)
-    folder.write_yaml("study.yaml", file.plain())
+    with writing(folder.path, GO_ON):
+        make_folders(folder.path)
+        folder.write_yaml("study.yaml", file.plain())
     return PreparedStudy(file, client, shared, folder, store, storage)
 
 
@@ -96,7 +97,15 @@ def _path_of(file: StudyFile, params: Mapping[str, Any]) -> Path | None:
 
 
 def run_study(prepared: PreparedStudy, observe: Observer = lambda _: None) -> StudyResult:
-    """Run trials until there are enough, then evaluate the best on test; raise `RunFailed` if no trial is usable."""
+    """Run trials until there are enough, then evaluate the best on test.
+
+    Raise `RunFailed` if no trial is usable, or if files cannot be written.
+    """
+    with writing(prepared.folder.path, GO_ON):
+        return _run_study(prepared, observe)
+
+
+def _run_study(prepared: PreparedStudy, observe: Observer) -> StudyResult:
     began = time.monotonic()
     file, folder = prepared.file, prepared.folder
     store = StudyStore(prepared.store, _mlflow_run(prepared))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import tracemalloc
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from narrowcast.platform.disk import Disk, using
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.tracking import client_tables
 from narrowcast.platform.tracking.journal import Journal
@@ -279,6 +281,51 @@ def test_lines_of_an_earlier_version_are_covered_by_the_next_checksum(tmp_path: 
     path.write_bytes(written + written.splitlines(keepends=True)[3].replace(b'"round": 4', b'"round": 6'))
     with pytest.raises(UserError, match="line 6"):
         Journal.open(tmp_path)
+
+
+def _removed(path: Path) -> None:
+    path.unlink()
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 3)
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _of_another_writer(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x\n")
+
+
+def _replaced(path: Path) -> None:
+    content = path.read_bytes()
+    path.rename(path.with_name("moved"))
+    path.write_bytes(content[:-9] + b"0" + content[-8:])
+
+
+@pytest.mark.parametrize("change", [_removed, _cut, _emptied, _of_another_writer, _replaced])
+def test_a_journal_that_was_changed_under_its_writer_ends_it(change: Callable[[Path], None], tmp_path: Path) -> None:
+    journal = filled(tmp_path, rounds=2)
+    change(journal.path)
+    said = (
+        f"{journal.path} was (removed|changed, and has .* bytes where .* were written,) while the run was at work; put"
+    )
+    for call in (lambda: journal.append(outcome(3), 5), journal.check_file, lambda: journal.write_tables(profiles())):
+        with pytest.raises(RunFailed, match=said):
+            call()
+    assert len(journal.rounds) == 2
+
+
+def test_a_journal_that_was_moved_and_put_back_goes_on(tmp_path: Path) -> None:
+    journal = filled(tmp_path, rounds=2)
+    copy = tmp_path / "copy"
+    copy.write_bytes(journal.path.read_bytes())
+    copy.replace(journal.path)
+    journal.append(outcome(3), 5)
+    assert Journal.open(tmp_path).rounds == journal.rounds
 
 
 class BrokenDisk(Disk):

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from narrowcast.platform.disk import disk
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.links import own_file
 from narrowcast.platform.outcome import CLIENT_METRICS as CLIENT_METRICS_KEY
 from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, Step
@@ -86,6 +86,8 @@ class Journal:
     lines: Lines = field(default_factory=Lines)
     _synced_rounds: int = 0
     _failure: OSError | None = None
+    _inode: int | None = None
+    """That of the file which this process has written; None before it does."""
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -143,10 +145,12 @@ class Journal:
     def append(self, outcome: Step, logged_at_ms: int, log_seconds: float = 0.0) -> bool:
         """Write a round or an iteration unless the journal has it; return whether it was written.
 
-        `log_seconds`: the time that recording the round before took, checkpoint included.
+        `log_seconds`: the time that recording the round before took, checkpoint included. Raise `RunFailed` if somebody
+        has removed or changed the file since the last one.
         """
         if outcome.step <= self.last_step:
             return False
+        self.check_file()
         wall_seconds = self.rounds[-1]["wall_seconds"] if self.rounds else 0.0
         row = {
             **outcome.row(),
@@ -159,7 +163,33 @@ class Journal:
         disk().append(self.path, line)
         self.rounds.append(row)
         self.lines.size, self.lines.checksum = self.lines.size + len(line), checksum
+        if self._inode is None:
+            self._inode = self.path.stat().st_ino
         return True
+
+    def check_file(self) -> None:
+        """Raise `RunFailed` if the file is not what was written: what is appended to another one is lost.
+
+        To be called by the thread that appends.
+        """
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            if not self.lines.size:
+                return
+            changed = "was removed"
+        else:
+            same = found.st_size == self.lines.size
+            if same and self._inode in (None, found.st_ino):
+                return
+            if same and Journal.read(self.path.parent).lines.checksum == self.lines.checksum:
+                self._inode = found.st_ino  # put back, or on a file system that numbers its files anew
+                return
+            changed = f"was changed, and has {found.st_size:,} bytes where {self.lines.size:,} were written,"
+        raise RunFailed(
+            f"{self.path} {changed} while the run was at work; put it back if you can, then resume the run, which "
+            "needs the journal up to one of its checkpoints; otherwise start it again"
+        )
 
     def sync(self) -> None:
         """Make all rounds survive a power cut; raise `OSError`, from then on at each call.
@@ -178,10 +208,15 @@ class Journal:
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """Yield the intact lines, read from the disk: each with its round, its clients' ledger and their metrics."""
-        for line in self._intact_lines():
-            yield json.loads(line)
+        for number, line in enumerate(self._intact_lines(), start=1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise RunFailed(f"{self.path}: line {number} was changed while it was in use ({error})") from error
 
     def _intact_lines(self) -> Iterator[bytes]:
+        if self._inode is not None:
+            self.check_file()
         if self.rounds:
             with self.path.open("rb") as stream:
                 yield from islice(stream, len(self.rounds))

@@ -18,7 +18,7 @@ from typing import Any
 
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.described import Described
-from narrowcast.platform.errors import StoreError, UserError
+from narrowcast.platform.errors import StoreError, StoreRefused, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.links import own_files
 from narrowcast.platform.redaction import redact
@@ -139,7 +139,7 @@ def why_lost(folder: Path, store: StoreAddress, cursor: Cursor | None) -> str:
         if call(MLFLOW, "has_run", store, cursor.run_id):
             return ""
     except StoreError as error:
-        raise UserError(f"no MLflow store answers at {store.shown} ({error}); start it, then try again") from error
+        raise StoreRefused(f"no MLflow store answers at {store.shown} ({error}); start it, then try again") from error
     return f"the MLflow store at {store.shown} has no run {cursor.run_id}, or it was deleted"
 
 

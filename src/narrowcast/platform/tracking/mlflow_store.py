@@ -21,7 +21,7 @@ from packaging.version import Version
 from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from narrowcast.platform.errors import StoreError, UserError
+from narrowcast.platform.errors import StoreError, StoreRefused, UserError
 from narrowcast.platform.redaction import check_address, has_hidden, redact
 from narrowcast.platform.scoped_settings import ScopedSettings
 from narrowcast.platform.tracking.journal_lines import step_of
@@ -122,7 +122,7 @@ def check_store(store: StoreAddress) -> None:
             engine.dispose()
         MlflowClient(uri).search_experiments(max_results=1)
     except (*STORE_ERRORS, ValueError, ImportError) as error:  # a malformed URI, a database without its driver
-        raise UserError(
+        raise StoreRefused(
             f"no MLflow store answers at {shown} ({short_reason(error)}); start it, or set tracking.uri or "
             "MLFLOW_TRACKING_URI to a store that answers"
         ) from error
@@ -190,7 +190,7 @@ def open_run(
         if run_id:
             with suppress(*STORE_ERRORS):
                 client.set_terminated(run_id, "FAILED")
-        raise UserError(
+        raise StoreRefused(
             f"the MLflow store at {store.shown} refused the run ({short_reason(error)}); check it"
         ) from error
     return run_id
@@ -281,7 +281,7 @@ def reopen_run(store: StoreAddress, run_id: str) -> None:
     try:
         MlflowClient(store.uri).update_run(run_id, status="RUNNING")
     except STORE_ERRORS as error:
-        raise UserError(
+        raise StoreRefused(
             f"the store at {store.shown} cannot continue MLflow run {run_id} ({short_reason(error)})"
         ) from error
 
