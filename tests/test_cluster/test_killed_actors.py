@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.backend import Backend
 from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.local_backend import LocalBackend, LocalExecutor
 from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from ray_actors import kill_one
 from running import begin
 
@@ -188,6 +194,45 @@ def test_sub_networks_of_a_graph(case: str) -> None:
 @pytest.mark.parametrize("case", SECURE)
 def test_secure_sums_whose_keys_have_an_actor_of_their_own(case: str) -> None:
     same_with_kills(*SECURE[case], A_HOST)
+
+
+@dataclass(frozen=True)
+class DroppingFirst:
+    """Drops the first chunk of round 1, as if its host had failed."""
+
+    inner: LocalExecutor
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        results = self.inner.train(broadcast, chunks)
+        dropped = [ChunkResult.of_dropped(chunk) for chunk in chunks if (chunk.round_index, chunk.index) == (1, 0)]
+        return [*dropped, *results[len(dropped) :]]
+
+
+def test_a_round_that_was_opened_without_a_chunk_is_repeated_without_it_by_every_driver(tmp_path: Path) -> None:
+    settings = ["rounds=4", "chunk_size=3", "clients_per_round=12", "secure={kind: masked, threshold: 0.6}"]
+    experiment = load_experiment("fedavg-digits", [*settings, "training.epochs=20", "checkpoint_every=4"])
+    algorithm, task = experiment.secured_algorithm, experiment.task(experiment.data.load())
+    run = Run(experiment, algorithm, task, tmp_path / "answered.jsonl")
+    assert isinstance(algorithm, SecureAggregation)
+
+    def dropping(answered: Path | None) -> Generator[Outcome, None, None]:
+        key_store = algorithm.key_store(answered)
+        executor = DroppingFirst(LocalExecutor(run, key_store))
+        return rounds(run, executor, begin(algorithm, task), algorithm.rounds(key_store, task))
+
+    *_, wanted = dropping(None)
+    with closing(dropping(run.answered)) as interrupted:
+        assert next(interrupted).record.delivered == 9
+    outcomes = []
+    for outcome in RayBackend(actors=2, on_failure="drop").run(run, begin(algorithm, task)):
+        outcomes.append(outcome)
+        if outcome.record.round == 2:
+            time.sleep(0.05)
+            kill_one("Driver")
+    assert [outcome.record.delivered for outcome in outcomes] == [9, 12, 12, 12]
+    assert wanted.state is not None
+    assert outcomes[-1].state is not None
+    assert model_sha256(algorithm, outcomes[-1].state) == model_sha256(algorithm, wanted.state)
 
 
 @pytest.mark.parametrize("case", TIMED)
