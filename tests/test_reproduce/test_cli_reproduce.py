@@ -128,7 +128,7 @@ def test_the_list_shows_the_time_of_each_target() -> None:
             "server-optimizers",
             "heterofl-mnist",
         ),
-        *("channel-ml1m", "channel-mnist", "total-ml1m", "total-mnist", "frontier-others"),
+        *("channel-ml1m", "channel-mnist", "total-ml1m", "total-ml1m-3000", "total-mnist", "frontier-others"),
         *("sdp-gset", "sdp-mixing-rates", "sdp-cohort-split"),
     ]
     starts = (

@@ -327,6 +327,7 @@ STUDIES: Mapping[str, Plan] = {
     "tuning-ml1m": _tuning("ml1m"),
     "decay-ml1m": _cells("decay-ml1m", decay.cells(1000), decay.RATES[1000], TEST_SEEDS),
     "total-ml1m": _total(total_traffic.ML1M),
+    "total-ml1m-3000": _total(total_traffic.ML1M_3000),
     "frontier-ml1m": _frontier("ml1m"),
     "tuning-mnist": _tuning("mnist"),
     "frontier-mnist": _frontier("mnist"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from narrowcast.reproduce import fedma_bias, fedma_networks, headline_secure, heterofl_mnist, total_traffic
+from narrowcast.reproduce import decay, fedma_bias, fedma_networks, headline_secure, heterofl_mnist, total_traffic
 from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.baseline_runs import BASELINES
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
@@ -145,14 +145,19 @@ def _slices(rows: Rows, path: Path) -> Finished:
     return judge_slices(runs), [png]
 
 
-def _total(traffic: Traffic, takes: str) -> StudyTarget:
+def _total(traffic: Traffic, takes: str, reference: decay.Cell | None = None) -> StudyTarget:
+    """Return the target of a study of traffic; `reference` is a cell of another one, with which its are compared."""
+    known = {} if reference is None else {reference.codec: reference}
+
     def finish(rows: Rows, path: Path) -> Finished:
         del path
-        runs = tested(rows, traffic.cells, traffic.rates, TEST_SEEDS)
+        runs = tested(rows, known, decay.RATES[3000], TEST_SEEDS) | tested(
+            rows, traffic.cells, traffic.rates, TEST_SEEDS
+        )
         return compared_with_first(runs, traffic.metric, read_tuning_study(traffic.dense_from).dense_bits), []
 
     what = f"accuracy against uplink plus downlink, downloads on a grid, {traffic.dense_from}"
-    return StudyTarget(what, takes, (traffic.name,), finish)
+    return StudyTarget(what, takes, (traffic.name, *(["decay-ml1m-3000"] if known else [])), finish)
 
 
 def _open_sums(rows: Rows, path: Path) -> Finished:
@@ -292,6 +297,11 @@ STUDY_TARGETS: Mapping[str, StudyTarget | MeasuredTarget] = {
         ),
     ),
     "total-ml1m": _total(total_traffic.ML1M, "40 runs, 1 h"),
+    "total-ml1m-3000": _total(
+        total_traffic.ML1M_3000,
+        "8 runs, 20 min, beside those of decay-ml1m-3000",
+        decay.Cell("FedMF, float32", "5e-4", 3000),
+    ),
     "total-mnist": _total(total_traffic.MNIST, "48 runs, 15 min"),
     "frontier-others": StudyTarget(
         "the best methods of the frontiers on ML-100K, ML-latest-small and CIFAR-10 (JPEG copy, 12,000 images)",

@@ -8,7 +8,7 @@ users or samples, with a seed that is not a test seed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from narrowcast.reproduce.run_spec import RunSpec, best_place
@@ -105,6 +105,15 @@ ML1M = Traffic(
     tuning=("data.validation=random",),
 )
 """A download has the whole matrix in float32, or the rows that a client asks for on a grid of a step."""
+
+ML1M_3000 = replace(
+    ML1M,
+    name="total-ml1m-3000",
+    overrides=(*ML1M.overrides, "rounds=3000", "evaluate_every=3000", "checkpoint_every=3000"),
+    rates=(0.125, 0.25, 0.5),
+    pairs=(("float32", "2.5"),),
+)
+"""The best step after 1000 rounds, for 3000; more rounds need a smaller rate of the server."""
 
 MNIST = Traffic(
     name="total-mnist",
