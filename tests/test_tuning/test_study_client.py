@@ -20,7 +20,7 @@ from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.storage import open_storage
 from narrowcast.tuning.study_client import ProposedTrial, StudyClient
 from narrowcast.tuning.study_settings import StudySettings, trial_metrics
-from narrowcast.tuning.trial_record import OWNER
+from narrowcast.tuning.trial_record import ONE_TOO_MANY, OWNER, VOID
 
 SPACE = {
     "rate": {"kind": "float", "low": 0.01, "high": 1, "log": True},
@@ -122,6 +122,48 @@ def test_the_trial_of_a_dead_worker_is_retried_once(tmp_path: Path) -> None:
     run(one, last)
     assert one.ask() is None
     assert [trial.state.name for trial in one.trials()] == ["FAIL", "FAIL", "COMPLETE"]
+
+
+@pytest.mark.parametrize("lost", [{0}, {3, 6}, {2, 5, 13}])
+@pytest.mark.parametrize("cause", ["worker", "process", "drawn", "interrupted"])
+def test_a_random_study_that_lost_trials_searches_the_same_points(tmp_path: Path, lost: set[int], cause: str) -> None:
+    settings = {**ONE, "sampler": {"kind": "random"}}
+    points: dict[str, list[dict[str, Any]]] = {}
+    for name, losing in (("whole", set[int]()), ("cut", lost)):
+        one, asks = client(tmp_path / name, settings), 0
+        while True:
+            if asks in losing and cause == "drawn":  # killed before it had drawn a value
+                one.study.ask().set_user_attr(OWNER, f"{socket.gethostname()}:1:0.00")
+                assert len(one.take_over_lost()) == 1
+            elif (asked := one.ask()) is None:
+                break
+            elif asks not in losing:
+                run(one, asked)
+            elif cause == "worker":
+                one.worker_died(asked.number, "gone")
+            elif cause == "interrupted":
+                one.release()
+            else:
+                one = client(tmp_path / name, settings)
+                assert one.take_over_lost() == [asked.number]
+            asks += 1
+        points[name] = [trial.params for trial in one.trials() if trial.state == TrialState.COMPLETE]
+    order = sorted(points["whole"], key=repr)
+    assert (len(order), sorted(points["cut"], key=repr)) == (14, order)
+
+
+def test_a_trial_too_many_takes_no_draw(tmp_path: Path) -> None:
+    """As two processes leave one, in a study that is given more trials later."""
+    settings = {**ONE, "sampler": {"kind": "random"}}
+    whole = client(tmp_path / "whole", {**settings, "trials": 4})
+    expected = [asked.params for asked in iter(whole.ask, None)]
+    first = client(tmp_path / "late", {**settings, "trials": 2})
+    found = [asked.params for asked in iter(first.ask, None)]
+    surplus = first.study.ask()
+    surplus.set_user_attr(VOID, ONE_TOO_MANY)
+    first.study.tell(surplus, state=TrialState.FAIL)
+    more = client(tmp_path / "late", {**settings, "trials": 4})
+    assert found + [asked.params for asked in iter(more.ask, None)] == expected
 
 
 @pytest.mark.parametrize("had", [0, 1, 3])

@@ -1,4 +1,4 @@
-"""Samplers: a proposal depends on the study's seed, the trial's number and the trials that had finished."""
+"""Samplers: a proposal depends on the study's seed, the draws before it and the trials that had finished."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.threads import one_thread
 from narrowcast.tuning.space import Space
-from narrowcast.tuning.trial_record import counts
+from narrowcast.tuning.trial_record import counts, is_drawn
 
 
 class Sampler(Protocol):
@@ -151,10 +151,12 @@ class _GridSampler(BaseSampler):
 
 
 class PerTrialSeededSampler(BaseSampler):
-    """Make the sampler anew for each trial, seeded by the study's seed and the trial's number.
+    """Make the sampler anew for each trial, seeded by the study's seed and the number of draws before the trial.
 
     So neither a resumed study nor several processes on one study repeat draws, and no draw depends on the state of a
-    process's generator. Objectives marked in `costs` span orders of magnitude.
+    process's generator. A trial that was lost has its draw, and its retry, whatever its number, takes none: a study
+    that lost trials searches where one that lost none does, as far as its sampler asks for no results. Objectives in
+    `costs` span orders of magnitude.
     """
 
     def __init__(self, settings: Sampler, seed: int, space: Space, costs: Sequence[bool]) -> None:
@@ -162,15 +164,16 @@ class PerTrialSeededSampler(BaseSampler):
         self._sampler = self._make(0)
         self._view: Study | None = None
 
-    def _make(self, number: int) -> BaseSampler:
-        seed = int(generator(self._seed, "sampler", number).integers(2**31))
+    def _make(self, place: int) -> BaseSampler:
+        seed = int(generator(self._seed, "sampler", place).integers(2**31))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             return self._settings.make(seed, self._space, len(self._costs))
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Make this trial's sampler, and its view of the study."""
-        self._sampler = self._make(trial.number)
+        before = (each for each in study.get_trials(deepcopy=False) if each.number < trial.number)
+        self._sampler = self._make(sum(map(is_drawn, before)))
         log_costs = getattr(self._settings, "log_costs", False) and any(self._costs)
         self._view = _with_log_costs(study, self._costs) if log_costs else None
         self._sampler.before_trial(study, trial)

@@ -25,7 +25,7 @@ from narrowcast.tuning.pruning import LearningCurve, OneObjectivePruning
 from narrowcast.tuning.samplers import PerTrialSeededSampler
 from narrowcast.tuning.space import Space
 from narrowcast.tuning.study_settings import StudySettings, trial_metrics
-from narrowcast.tuning.trial_record import CURVE, LOSSES, METRICS, OWNER, REASON, RETRY_OF, VOID, counts
+from narrowcast.tuning.trial_record import CURVE, LOSSES, METRICS, ONE_TOO_MANY, OWNER, REASON, RETRY_OF, VOID, counts
 
 _HEARTBEAT_SECONDS = 5.0
 DIGEST, _HEARTBEAT = "digest", "alive:"  # attributes of the study, as version 0.1 named them
@@ -137,7 +137,7 @@ class StudyClient:
                 break
             # Another process asked for the last trial at the same moment.
             del self._running[trial.number]
-            trial.set_user_attr(VOID, "one more than the study asks for")
+            trial.set_user_attr(VOID, ONE_TOO_MANY)
             self.study.tell(trial, state=TrialState.FAIL)
         params = self._space.draw(trial)
         pruner = self._settings.pruner

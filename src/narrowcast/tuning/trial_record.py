@@ -26,6 +26,9 @@ REASON = "reason"
 VOID = "void"
 """Attribute of a failed trial that does not count: it was lost and is retried, or was one too many."""
 
+ONE_TOO_MANY = "one more than the study asks for"
+"""The `VOID` of a trial that another process had asked for at the same moment."""
+
 RETRY_OF, LOSSES = "retry_of", "losses"
 """The number of the lost trial that this one repeats, and how often that trial was lost, by cause."""
 
@@ -33,6 +36,11 @@ RETRY_OF, LOSSES = "retry_of", "losses"
 def counts(trial: FrozenTrial) -> bool:
     """Return whether the trial is one of the `study.trials` that the study asks for."""
     return not (trial.state == TrialState.FAIL and VOID in trial.user_attrs)
+
+
+def is_drawn(trial: FrozenTrial) -> bool:
+    """Return whether the trial has a draw of its own: it repeats no other one and was not one too many."""
+    return RETRY_OF not in trial.user_attrs and trial.user_attrs.get(VOID) != ONE_TOO_MANY
 
 
 @dataclass(frozen=True)
