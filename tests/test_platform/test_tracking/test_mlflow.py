@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+import shutil
 import signal
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -23,7 +26,7 @@ from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.mlflow_store import pages_of_runs
 from narrowcast.platform.tracking.mlflow_view import set_up_view
-from narrowcast.platform.tracking.store_address import StoreAddress
+from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
 from narrowcast.runs import session
 from narrowcast.runs.late_delivery import send_missing
 from narrowcast.runs.outputs import git_commit, write_outputs
@@ -144,6 +147,33 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: TrackedRun, tmp_
     assert after.run.info.status == "FINISHED"
     assert after.run.data.params == params
     assert_each_round_is_there_once(after)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from narrowcast.platform.tracking.mlflow_run import Cursor
+from narrowcast.runs import session
+
+Cursor.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the store has the run, and its folder does not know
+(prepared,) = session.prepare_runs("fedavg-digits", ["name=run", "rounds=1", "backend=local"], Path(sys.argv[1]))
+session.run(prepared, lambda _: None)
+"""
+
+
+def test_a_run_that_was_killed_before_it_knew_its_own_is_ended_by_the_next_of_its_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)], check=False, timeout=250)
+        assert done.returncode == -signal.SIGKILL
+        shutil.rmtree(tmp_path / "run")
+    address = StoreAddress(f"sqlite:///{tmp_path}/mlflow.db")
+    other = mlflow_run.open_run(tmp_path / "other", Tracking(), {}, {}, {}, address)
+    last = mlflow_run.open_run(tmp_path / "run", Tracking(), {}, {}, {}, address)
+    client = MlflowClient(address.uri)
+    runs = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
+    states = {each.info.run_id: each.info.status for each in runs}
+    assert (states.pop(other.run_id), states.pop(last.run_id)) == ("RUNNING", "RUNNING")
+    assert list(states.values()) == ["KILLED", "KILLED"]
 
 
 def test_an_interrupt_while_the_result_is_written_finds_the_run_over(

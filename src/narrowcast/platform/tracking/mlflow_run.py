@@ -7,8 +7,10 @@ the journal. Importing this does not import MLflow, which `mlflow_store` calls.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +26,7 @@ from narrowcast.platform.links import own_files
 from narrowcast.platform.redaction import redact
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.second_process import MLFLOW, CallsClosedError, call
-from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
+from narrowcast.platform.tracking.store_address import PLACE, StoreAddress, Tracking
 
 logger = logging.getLogger(__name__)
 _CURSOR = "tracking.json"
@@ -99,12 +101,14 @@ def open_run(
 ) -> Cursor:
     """Create an MLflow run of the folder's name with its params, tags and data set, and return its first position.
 
-    `data` may be `Cursor.data` of an earlier run.
+    `data` may be `Cursor.data` of an earlier run. Those of the folder that the store takes for running are ended as
+    killed: whoever begins a run is alone in its folder, and a process that was killed may have left one.
     """
+    place = hashlib.sha256(f"{socket.gethostname()}:{folder.resolve()}".encode()).hexdigest()[:16]
     artifacts = (folder.parent.resolve() / "mlartifacts").as_uri() if store.uri.startswith("sqlite:") else None
     shown = {key: redact(str(value)) for key, value in params.items()}
     about = dict(data) if isinstance(data, Mapping) else _dataset(data)
-    arguments = (store, tracking.experiment, artifacts, folder.name, shown, dict(tags), about)
+    arguments = (store, tracking.experiment, artifacts, folder.name, shown, {**tags, PLACE: place}, about)
     run_id = str(call(MLFLOW, "open_run", *arguments))
     return Cursor(store.shown, run_id, folder=str(folder.resolve()), tags=dict(tags), data=about)
 

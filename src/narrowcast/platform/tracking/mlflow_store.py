@@ -25,7 +25,7 @@ from narrowcast.platform.errors import StoreError, StoreRefused, UserError
 from narrowcast.platform.redaction import check_address, has_hidden, redact
 from narrowcast.platform.scoped_settings import ScopedSettings
 from narrowcast.platform.tracking.journal_lines import step_of
-from narrowcast.platform.tracking.store_address import StoreAddress
+from narrowcast.platform.tracking.store_address import PLACE, StoreAddress
 
 
 def _without_home() -> dict[str, str]:
@@ -170,13 +170,16 @@ def open_run(
 ) -> str:
     """Create a run with its params, tags and data set, `data` being the fields of `Dataset`; return the run's id.
 
-    `artifacts` is the place of the artifacts of an experiment that is new; `data` may be empty.
+    `artifacts` is the place of the artifacts of an experiment that is new; `data` may be empty. Running runs with the
+    same tag `PLACE` are ended as killed.
     """
     client, run_id = MlflowClient(store.uri), ""
     try:
-        run = client.create_run(
-            _experiment_id(client, experiment, artifacts), run_name=name, tags={**tags, **origin_tags(name)}
-        )
+        experiment_id = _experiment_id(client, experiment, artifacts)
+        left = f"attributes.status = 'RUNNING' and tags.`{PLACE}` = '{tags[PLACE]}'"
+        for abandoned in client.search_runs([experiment_id], left):
+            client.set_terminated(abandoned.info.run_id, "KILLED")
+        run = client.create_run(experiment_id, run_name=name, tags={**tags, **origin_tags(name)})
         run_id = str(run.info.run_id)
         entries = as_params(params)
         for start in range(0, len(entries), _PARAMS_AT_ONCE):

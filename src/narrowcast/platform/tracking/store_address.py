@@ -20,6 +20,8 @@ from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.section import Section
 
 logger = logging.getLogger(__name__)
+PLACE = "narrowcast.place"
+"""The tag of a run that says where its folder is, as a digest of host and path."""
 _CREDENTIALS = ("USERNAME", "TOKEN", "AWS_SIGV4", "AUTH", "CLIENT_CERT_PATH")
 _PORTS = {"http": 80, "https": 443}
 
