@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -227,6 +228,27 @@ def test_a_trusted_folder_covers_what_lies_below_it(planted: Planted, tmp_path: 
     assert narrowcast("trust", "--remove", planted.folder).status == 0
     narrowcast("data", "show", file, "--output", tmp_path / "figures")
     assert not planted.ran()
+
+
+def test_a_name_with_a_line_break_of_unicode_or_without_utf_8_is_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    names = ("above\u2028below", "above\x1dbelow", os.fsdecode(b"above\xff"))
+    for name in names:
+        (tmp_path / name).mkdir()
+        trust_folder(tmp_path / name)
+    assert trusted_folders() == [(tmp_path / name).resolve() for name in names]
+    assert is_trusted(tmp_path / names[0] / "inside")
+    assert not is_trusted(tmp_path / "above")
+
+
+def test_lines_that_name_no_folder_trust_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    settings = tmp_path / "narrowcast" / "trusted_folders"
+    settings.parent.mkdir()
+    settings.write_bytes(b"/\n.\n\n//\nrelative\n\xff\xfe\n/\x00\n")
+    assert not is_trusted(tmp_path)
 
 
 def test_what_cannot_be_trusted_is_one_line(planted: Planted, tmp_path: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -164,6 +168,47 @@ def test_a_trial_too_many_takes_no_draw(tmp_path: Path) -> None:
     first.study.tell(surplus, state=TrialState.FAIL)
     more = client(tmp_path / "late", {**settings, "trials": 4})
     assert found + [asked.params for asked in iter(more.ask, None)] == expected
+
+
+@pytest.mark.parametrize("line", [1, 2, 7])
+@pytest.mark.parametrize(
+    "damaged",
+    ['{"op_code":99,"worker_id":"x"}', '{"op_code":"4"}', "[]", "{}", "nonsense", '{"op_code":8,"trial_id":77}'],
+)
+def test_a_damaged_line_is_named_and_the_lines_before_it_are_a_study(tmp_path: Path, line: int, damaged: str) -> None:
+    journal = tmp_path / "s"
+    one = client(journal, ONE)
+    for _ in range(2):
+        asked = one.ask()
+        assert asked is not None
+        run(one, asked)
+    lines = journal.read_text().splitlines(keepends=True)
+    lines[line - 1] = damaged + "\n"
+    journal.write_text("".join(lines))
+    with pytest.raises(UserError) as caught:
+        open_storage(str(journal), 1)
+    kept = f"keep the {line - 1} before it, after which the study goes on" if line > 1 else "remove the file"
+    said = (
+        re.escape(f"{journal}: line {line} is not one of a study (") + ".*" + re.escape(f"); {kept}, or give another")
+    )
+    assert re.fullmatch(said + " study.storage", str(caught.value)), caught.value
+    journal.write_text("".join(lines[: line - 1]))
+    assert client(journal, ONE).ask() is not None
+
+
+def test_a_call_whose_line_a_full_disk_cut_is_repeated_on_a_line_of_its_own(tmp_path: Path) -> None:
+    journal, limit = tmp_path / "s", resource.getrlimit(resource.RLIMIT_FSIZE)
+    one = client(journal, ONE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    later = threading.Timer(2, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size + 20, limit[1]))
+    later.start()
+    try:
+        one.study.set_user_attr("name", "a value of some length")
+    finally:
+        later.join()
+        signal.signal(signal.SIGXFSZ, handler)
+    assert client(journal, ONE).study.user_attrs["name"] == "a value of some length"
 
 
 @pytest.mark.parametrize("had", [0, 1, 3])
