@@ -233,3 +233,32 @@ def test_failed_checks_are_one_line_and_status_1(folder: Path) -> None:
 def test_a_run_at_work_is_not_verified(folder: Path) -> None:
     with locked(folder), pytest.raises(UserError, match=f"another process is at work on {folder}; wait"):
         list(verify(folder))
+
+
+def test_rounds_of_a_backend_that_drops_clients_are_not_repeated_and_its_models_are_measured(folder: Path) -> None:
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("kind: local", "kind: ray\n  on_failure: drop", 1))
+    change_result(folder, backend="ray")
+    checks = {check.subject: check for check in verify(folder)}
+    assert checks["rounds"].skipped == "with backend.on_failure=drop, rounds depend on failures"
+    assert [check.subject for check in checks.values() if check.problem] == []
+    forge(folder, 6, **{"test.accuracy": 1.0})
+    assert "test.accuracy is " in problems(folder)["model of round 6"]
+
+
+@pytest.mark.slow
+def test_new_keys_of_a_resumed_run_are_counted_where_the_run_sent_them(tmp_path: Path) -> None:
+    everybody = ("data.clients=4", "clients_per_round=4", "model.hidden=[2]")
+    words = (*RUN, *everybody, "secure.kind=paillier", "rounds=2", "checkpoints_kept=9")
+    assert narrowcast("run", *words, "--output", tmp_path).status == 0
+    for rounds in (4, 6):
+        said = narrowcast("run", "--resume", NAME, f"rounds={rounds}", "--output", tmp_path)
+        assert said.status == 0, said.err
+    rows = [json.loads(line)["round"] for line in (tmp_path / NAME / "journal.jsonl").read_text().splitlines()]
+    assert rows[2]["downlink_bits"] > rows[1]["downlink_bits"]  # round 3 is the first after a resume
+    assert problems(tmp_path / NAME) == {}
+    checkpoint(tmp_path / NAME, 1).unlink()  # now nothing says after which rounds the run was resumed but the last time
+    checkpoint(tmp_path / NAME, 0).unlink()
+    checks = {check.subject: check for check in verify(tmp_path / NAME)}
+    assert "since new keys are sent when a run is resumed" in checks["rounds 1 to 4"].compared
+    assert [check.subject for check in checks.values() if check.problem] == []

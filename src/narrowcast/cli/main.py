@@ -78,7 +78,7 @@ def cli(log_format: str) -> None:
     narrowcast compare runs/a runs/b                  compare runs in a table and a plot
     narrowcast report runs/a runs/b                   compare runs in one HTML file
     narrowcast site                                   compare solves in static pages
-    narrowcast verify scolr-ml100k                    check a run's files, and repeat some rounds
+    narrowcast verify scolr-ml100k                    check its files and model, and repeat rounds
     narrowcast export scolr-ml100k                    write the trained model to a file
     narrowcast reproduce colr-table4                  reproduce the table of a paper
     narrowcast submit my.yaml --address http://HEAD:8265   run on a Ray cluster

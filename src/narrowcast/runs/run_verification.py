@@ -40,7 +40,7 @@ from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place
 from narrowcast.runs.start_model import whole_model
 
 _OF_HEADERS = (
-    *("uplink_bits", "downlink_bits", "total_uplink_bits", "total_downlink_bits"),
+    *("uplink_bits", "downlink_bits", "total_uplink_bits", "total_downlink_bits", "total_bits"),
     *("round_simulated_seconds", "simulated_seconds", "seconds"),
 )
 """The entries of a round and of its clients that follow from the size of headers."""

@@ -22,8 +22,8 @@ from narrowcast.runs.run_folder import CONFIG, ITERATIONS, RESULT
 from narrowcast.runs.run_verification import verify_run
 from narrowcast.runs.solve_verification import verify_solve
 
-_OF_LINES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What comparisons raise for files that are JSON or safetensors, and not what the platform writes."""
+_OF_FILES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""What comparisons raise for files that are missing, or are not what the platform writes."""
 
 
 def verify(folder: Path, rounds: int | None = None, *, trust: bool = False, seed: int | None = None) -> list[Check]:
@@ -57,7 +57,7 @@ def guarded(checks: Iterator[Check]) -> Iterator[Check]:
         yield from checks
     except UserError:
         raise
-    except _OF_LINES as error:
+    except _OF_FILES as error:
         yield Check("everything else", problem=f"the files cannot be compared ({said(error)})")
 
 

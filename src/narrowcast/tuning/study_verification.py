@@ -140,8 +140,9 @@ class _StudyVerification:
 
     def _other_trial(self, record: TrialRecord) -> str:
         place = self.folder / of_trial(record.number)
-        wrong = difference(json.loads((place / RESULT).read_bytes()), trial_entries(record))
-        rows = self._rows(record.number)
+        if not (entries := _json_in(place / RESULT)):
+            return f"its {RESULT} is unreadable"
+        wrong, rows = difference(entries, trial_entries(record)), self._rows(record.number)
         if not wrong and record.metrics and (not rows or trial_metrics(rows[-1]) != dict(record.metrics)):
             wrong = "its metrics are not those of its last evaluation"
         for before, row in pairwise(rows):
@@ -165,8 +166,12 @@ class _StudyVerification:
         return self._identity(self.file.subject.as_begun(run) if self.file.one_seed else run)
 
     def _rows(self, number: int) -> list[Row]:
+        """Return the evaluations of a trial, none if they are unreadable."""
         path = self.folder / of_trial(number) / "rounds.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()]
+        except (OSError, ValueError):
+            return []
 
     def _best(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         return best_trials(records, self.file.settings)
@@ -180,7 +185,7 @@ class _StudyVerification:
         found = []
         for trial in self._best(records):
             paths = [files.holdout(trial.number, offset) for offset in seeds]
-            rows = [json.loads(path.read_bytes()) for path in paths if path.is_file()]
+            rows = [row for path in paths if (row := _json_in(path))]
             if len(rows) == len(paths):
                 found.append(HoldoutEvaluation(trial, list(seeds), rows))
         return found
@@ -191,7 +196,9 @@ class _StudyVerification:
         if not path.is_file():
             yield Check(RESULT, skipped="the study is not finished")
             return
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        if not (found := _json_in(path)):
+            yield Check(RESULT, problem="unreadable")
+            return
         settings, best = self.file.settings, self._best(records)
         its = StudyResult(self.folder.with_name(self.file.name), records)
         running = any(each.state in ("running", "waiting") for each in records)
@@ -207,7 +214,9 @@ class _StudyVerification:
             found, {name: expected[name] for name in expected if name not in ("storage", "wall_seconds")}
         )
         yield Check(RESULT, compared, wrong)
-        if best and (self.folder / BEST).is_file():
+        if its.best is not None and not (self.folder / BEST).is_file():
+            yield Check(BEST, problem="missing")
+        elif its.best is not None:
             length = {self.file.subject.steps: best[0].rounds} if settings.budget else {}
             run = self.file.run_with(best[0].params, **length)
             same = self._identity_of_file(self.folder / BEST) == self._identity(run)
@@ -262,7 +271,7 @@ class _StudyVerification:
         for record in records:
             if record.state in ("complete", "pruned") and (rows := self._rows(record.number)):
                 runs = tuple(self.file.build(record.params, seed) for seed in range(self.file.settings.seeds))
-                digests = json.loads((self.folder / of_trial(record.number) / RESULT).read_bytes())["model_sha256"]
+                digests = _json_in(self.folder / of_trial(record.number) / RESULT).get("model_sha256")
                 ended = record.state == "complete"
                 found.append(_Repeatable(f"trial {record.number}", TrialSpec(0, runs), rows, digests, ended))
         best = self._best(records)
@@ -327,11 +336,21 @@ def _other_row(evaluation: Evaluation, row: Row) -> str:
     return difference(found, {name: value for name, value in row.items() if name not in _MEASURED})
 
 
+def _json_in(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty if it is missing or damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _records_of_files(folder: Path) -> list[TrialRecord]:
     """Return the trials as their own files have them, without their times."""
     found = []
     for path in sorted(folder.glob(f"trials/*/{RESULT}")):
-        entries = json.loads(path.read_bytes())
+        if not (entries := _json_in(path)):
+            continue
         names = ("state", "rounds", "feasible", "reason", "retry_of")
         its = {name: entries[name] for name in names}
         found.append(TrialRecord(entries["trial"], params=entries["values"], metrics=entries["amounts"], **its))
@@ -341,7 +360,8 @@ def _records_of_files(folder: Path) -> list[TrialRecord]:
 def _table_check(folder: Path, records: Sequence[TrialRecord], paths: Sequence[str], *, timed: bool) -> Check:
     compared = f"each value against {JOURNAL if timed else 'the files of the trials'}"
     if not (folder / TABLE).is_file():
-        return Check(TABLE, skipped="the study is not finished")
+        chosen = _json_in(folder / RESULT).get("chosen") is not None
+        return Check(TABLE, problem="missing") if chosen else Check(TABLE, skipped="the study is not finished")
     expected = {row["trial"]: row for row in csv.DictReader(io.StringIO(table_text(records, paths)))}
     found = {row["trial"]: row for row in csv.DictReader(io.StringIO((folder / TABLE).read_text()))}
     for number in expected.keys() | found.keys() if timed else expected.keys():
