@@ -10,6 +10,7 @@ import pytest
 from narrowcast.algorithms.federated.sum_layout import Group, Part
 from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.key_store import KeyStore
+from narrowcast.algorithms.secure.protection import PublicKey
 from narrowcast.algorithms.secure.small_counts import SmallCounts
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, PayloadError
@@ -43,6 +44,24 @@ def test_values_are_not_opened_before_their_counts_nor_without_counts_by_item() 
     for rows, integers in ((0, COUNTS), (7, COUNTS)):
         with pytest.raises(PayloadError, match="no counts by item"):
             SmallCounts(rows, 3).blanked(group(0, 1), integers)
+
+
+def test_counts_of_a_sum_that_was_refused_judge_no_rows() -> None:
+    scheme = CKKS(ring=4096, prime_bits=(48, 60), bits=16, smallest_count=3)
+    store, numbers = KeyStore(scheme), scheme.fixed_point(9, 9)
+    public = PublicKey.of(store.call("public", 0, {}))
+    store.call("begin", 1, {"clients": np.arange(3)})
+
+    def opened(place: int, columns: int, counts: int, integers: Any) -> Any:
+        asked = group(columns, counts)
+        elements = scheme.decode(asked, scheme.encode(asked, integers, numbers, public), numbers, public)
+        plan = np.array([place, asked.n_values, asked.n_counts, numbers.max_weight, numbers.max_clients, 5])
+        return store.call("open", 1, {"group": plan, "elements": elements, "clients": np.arange(3)})["integers"]
+
+    assert opened(0, 0, 1, COUNTS).tolist() == [0, 0, 0, 3, 9]
+    with pytest.raises(PayloadError, match="has been opened before, and was another one"):
+        opened(0, 0, 1, np.full(5, 9))
+    assert opened(1, 1, 0, VALUES[:, 0]).tolist() == [0, 0, 0, *VALUES[3:, 0]]
 
 
 def opened_counts(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray[Any, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import struct
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -173,11 +174,11 @@ class KeyStore:
         group = Group((Part("", None, n_values),), (Part("", None, n_counts),))
         numbers = self._scheme.fixed_point(max_weight, max_clients)
         elements = np.asarray(arrays["elements"], dtype=np.uint64)
-        if round_index not in self._small_counts:
-            self._small_counts = {round_index: SmallCounts(rows, self._scheme.smallest_count)}
+        small = copy(self._small_counts.get(round_index, SmallCounts(rows, self._scheme.smallest_count)))
         integers = self._scheme.decrypt_sum(self._secret, group, elements, numbers)
-        opened = {"integers": self._small_counts[round_index].blanked(group, integers)}
+        opened = {"integers": small.blanked(group, integers)}
         self._answered.open(round_index, place, arrays["clients"].tolist(), opened)
+        self._small_counts = {round_index: small}  # not the counts of a sum that was refused
         return opened
 
     def _sign(self, round_index: int, arrays: Arrays) -> Arrays:
