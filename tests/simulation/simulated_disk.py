@@ -18,6 +18,7 @@ from pathlib import Path
 
 from simulated_host import KilledError, PowerCutError, SimulatedHost
 
+from narrowcast.platform.atomic_files import without_part
 from narrowcast.platform.disk import Disk
 
 _INSIDE = ("create", "append", "fill")
@@ -285,6 +286,6 @@ _FOLDER = b"\0folder"
 
 
 def _shown(where: str) -> str:
-    """Leave out hashes, which say nothing."""
+    """Leave out hashes, and the numbers of processes in temporary names, which say nothing."""
     head, _, tail = where.partition("checkpoint/round-")
-    return f"{head}checkpoint/round-{tail[:9]}" if tail else where
+    return f"{head}checkpoint/round-{tail[:9]}" if tail else without_part(where)

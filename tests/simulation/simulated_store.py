@@ -29,6 +29,8 @@ from mlflow.store.tracking.abstract_store import AbstractStore
 from mlflow.tracking._tracking_service import utils
 from simulated_host import SimulatedHost
 
+from narrowcast.platform.tracking.store_address import PLACE
+
 SCHEME = "simulated"
 _STORES: dict[str, SimulatedStore] = {}
 
@@ -117,6 +119,21 @@ class SimulatedStore(AbstractStore):
             return self._as_run(run_id)
 
         return self._call("create_run", apply)
+
+    def _search_runs(self, experiment_ids: Any, filter_string: str, *_: Any) -> tuple[list[Run], None]:
+        """Return the running runs of the place that the filter names, which is the only search of a run."""
+        del experiment_ids
+        return self._call(
+            "search_runs",
+            lambda: (
+                [
+                    self._as_run(run_id)
+                    for run_id, kept in self.runs.items()
+                    if kept.status == "RUNNING" and f"'{kept.tags.get(PLACE)}'" in filter_string
+                ],
+                None,
+            ),
+        )
 
     def _as_run(self, run_id: str) -> Run:
         if run_id not in self.runs:

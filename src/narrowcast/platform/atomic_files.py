@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 from contextlib import suppress
 from glob import escape
@@ -18,6 +19,7 @@ from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.interruption import uninterrupted
 
 _ATTEMPTS = 3
+_PART = re.compile(r"(\.[0-9a-f]{8}-\d+-\d+)?\.part$")
 _numbers = count()
 
 
@@ -43,6 +45,18 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
                     continue  # a process that shares this one's name, but not its processes, took it for abandoned
                 raise
             return
+
+
+def without_part(name: str) -> str:
+    """Return the name of the file that a name of `write_atomically` stands for, or the name itself if it is another."""
+    return _PART.sub("", name)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what writers that were killed left in a folder of which this process is the only writer."""
+    for part in folder.glob("*.part"):
+        with suppress(OSError):
+            disk().remove(part)
 
 
 def _remove_abandoned(path: Path) -> None:

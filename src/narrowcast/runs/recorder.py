@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from narrowcast.platform.atomic_files import remove_parts
 from narrowcast.platform.checkpoint import prune_checkpoints, replace_checkpoints, save_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.disk import disk, remove_tree, writing
@@ -163,6 +164,7 @@ def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitore
     stop_monitor: Callable[[], None] | None = None
     resumable, interrupted = prepared.resuming, False
     try:
+        remove_parts(folder)
         cursor.save(folder)
         if prepared.outdated:  # before config.yaml is written anew, from which its digest could no longer be had
             place = checkpoint_place(config, folder)

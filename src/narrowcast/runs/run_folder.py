@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from narrowcast.platform import plugins
-from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.atomic_files import without_part, write_atomically
 from narrowcast.platform.config import PLUGINS, write_yaml
 from narrowcast.platform.disk import disk, make_folders, remove_tree
 from narrowcast.platform.errors import UserError, shown
@@ -108,7 +108,7 @@ def has_run(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     names = {entry.name for entry in folder.iterdir()}
-    if CONFIG not in names and {name.removesuffix(".part") for name in names} <= _WRITTEN_BEFORE_ROUND_1:
+    if CONFIG not in names and set(map(without_part, names)) <= _WRITTEN_BEFORE_ROUND_1:
         remove_tree(folder)
         return False
     return True

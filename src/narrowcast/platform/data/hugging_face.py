@@ -38,6 +38,7 @@ _UNREADABLE = (
     AttributeError,
     NotImplementedError,
     SyntaxError,
+    MemoryError,
     zlib.error,
 )
 """Errors of datasets, Arrow and Pillow on damaged files."""
@@ -139,7 +140,8 @@ class HuggingFace(OwnSamples):
         if _kind(split, name) == "Image":
             return self._images(split, name, where)
         _check_plain(split, name, where)
-        values = split.select_columns([name]).with_format("numpy")[:][name]
+        with np.errstate(over="ignore"):  # float32 is what the library makes of numbers; infinite ones are refused
+            values = split.select_columns([name]).with_format("numpy")[:][name]
         if values.dtype == object:
             values = stacked(list(values), f"{where}: {name}")
         if values.dtype.kind not in "buif":
