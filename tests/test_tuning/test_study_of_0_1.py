@@ -55,3 +55,6 @@ def test_a_study_of_version_0_1_continues(tmp_path: Path) -> None:
     assert "\nclient_seed: 0\n" in (folder / "best.yaml").read_text()  # its clients draw from the seed, as they did
     assert len(list((folder / "holdout").iterdir())) == 2
     assert not (folder / "retest").exists()
+    said = narrowcast("verify", folder)
+    assert said.status == 0, said.out + said.err
+    assert "not checked: trials 0, 1 have no files here" in " ".join(said.out.split())

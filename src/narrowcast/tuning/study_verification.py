@@ -115,9 +115,10 @@ class _StudyVerification:
             yield Check(JOURNAL, compared, str(error).replace(str(self.copies), str(self.folder)))
             return
         self.attributes = {**study.user_attrs, DIGEST: study.user_attrs.get(DIGEST, "")}
-        self.file = replace(self.file, one_seed=self.attributes[DIGEST] == self.file.former_digest() != "")
-        known = {self.file.digest(), self.file.former_digest()}
-        problem = "" if self.attributes[DIGEST] in known else f"it was begun with another file than {FILE}"
+        former = self.file.former_digest()
+        known = self.attributes[DIGEST] in (self.file.digest(), former)
+        problem = "" if known else f"it was begun with another file than {FILE}"
+        self.file = replace(self.file, one_seed=self.attributes[DIGEST] == former)
         self._records = [TrialRecord.of(trial, self.file.space) for trial in trials]
         names = list(self.file.settings.objectives)
         for trial, record in zip(trials, self._records, strict=True):
