@@ -100,3 +100,15 @@ def test_every_library_of_an_extra_has_its_advice() -> None:
 def test_a_missing_library_names_its_extra(module: str, extra: str) -> None:
     with pytest.raises(UserError, match=rf"colr-table3 needs \w+; pip install 'narrowcast\[{extra}\]'"):
         optional.library(module, "colr-table3")
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    """A tag can be moved to other code; a comment has the version that the commit was at."""
+    used = [
+        line.split("uses:")[1].strip()
+        for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert used
+    assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each)] == []

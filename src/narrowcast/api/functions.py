@@ -289,7 +289,7 @@ def tune(
         output: folder of all runs and studies. Calling `tune` again resumes the study.
 
     """
-    from rich.console import Console
+    from narrowcast.runs.plain_console import PlainConsole
 
     check_installed("optuna", "tune")
     from narrowcast.tuning.study import prepare_study, run_study
@@ -303,7 +303,7 @@ def tune(
     settings = [*_as_text(overrides), *_as_text(options)]
     prepared = prepare_study(load_study(_source(study, "study"), settings), _folder(output))
     file = prepared.file
-    with StudyDisplay(file, prepared.client.n_trials, Console()) as display:
+    with StudyDisplay(file, prepared.client.n_trials, PlainConsole()) as display:
         return run_study(prepared, display)
 
 
@@ -333,11 +333,10 @@ def benchmark(
         progress: False for no output.
 
     """
-    from rich.console import Console
-
     from narrowcast.benchmarking.benchmark_display import BenchmarkDisplay
     from narrowcast.benchmarking.benchmark_file import load_benchmark
     from narrowcast.benchmarking.benchmark_run import prepare_benchmark, run_benchmark
+    from narrowcast.runs.plain_console import PlainConsole
 
     check_address_of(backend, address)
     given = {"backend": "ray" if address is not None else backend, "address": address}
@@ -346,7 +345,7 @@ def benchmark(
         raise UserError(f"{shown(benchmark)} is not a benchmark; give the name of a packaged one or the path of a file")
     chosen = load_benchmark(str(benchmark), [*_as_text(options), *_as_text(overrides)]).only(problems, solvers)
     prepared = prepare_benchmark(chosen, _folder(output), retry=retry)
-    with BenchmarkDisplay(chosen.instances, prepared.left, Console(quiet=not progress)) as display:
+    with BenchmarkDisplay(chosen.instances, prepared.left, PlainConsole(quiet=not progress)) as display:
         return run_benchmark(prepared, display)
 
 

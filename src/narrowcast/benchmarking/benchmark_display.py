@@ -42,7 +42,7 @@ class BenchmarkDisplay:
             self._ended += 1
             with output_may_end():
                 line = f"[{self._ended}/{self._all}] {instance.name}  {_facts(end)}"
-                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+                self._console.print(line, highlight=False, soft_wrap=True)
         if self._status:
             self._status.update(f"{self._ended} of {self._all} ended, running: {', '.join(self._running)}")
 

@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from narrowcast.cli.completion import benchmarks
-from narrowcast.cli.terminal import FOLDER, console
+from narrowcast.cli.terminal import FOLDER, complain, console
 from narrowcast.platform.errors import RunFailed
 
 
@@ -83,6 +83,6 @@ def benchmark(
     click.echo(f"MLflow  {prepared.store.shown}\n        open it with: {ui}")
     failed = result.failures()
     for name, reason in failed.items():
-        click.echo(f"narrowcast: {name} failed: {reason}", err=True)
+        complain(f"{name} failed: {reason}")
     if failed and not any(row["state"] == "finished" for row in result.rows):
         raise RunFailed(f"none of {len(result.rows)} instances finished, and {len(failed)} failed")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.text import Text
 
 from narrowcast.cli.terminal import console
 from narrowcast.platform.errors import RunFailed, UserError
@@ -42,18 +43,17 @@ def check(spec: str, fields: tuple[str, ...], kind: str | None, data: str | None
     The module is searched for in the current directory and among installed packages. Built-in kinds, such as fedavg,
     can be tested too, with --kind. The exit status is 1 if a law fails.
     """  # noqa: D301 - click wants the character
-    from rich.markup import escape
-
     with closing(_in_a_fork(lambda: _tested(spec, fields, kind, data), spec)) as tested:
         click.echo(f"{spec}: {next(tested)}")
         reasons: list[str | None] = []
         for verdict in tested:
             assert not isinstance(verdict, str)
-            says = f"[green]ok[/]{f': {escape(verdict.note)}' if verdict.note else ''}"
+            says, more = ("ok", "green"), verdict.note
             if verdict.reason is not None:
-                says = f"[red]failed[/]: {'as above' if verdict.reason in reasons else escape(verdict.reason)}"
+                says, more = ("failed", "red"), "as above" if verdict.reason in reasons else verdict.reason
             reasons.append(verdict.reason)
-            console().print(f"  {verdict.law}: {says}", highlight=False, soft_wrap=True)
+            line = Text.assemble(f"  {verdict.law}: ", says, f": {more}" if more else "")
+            console().print(line, highlight=False, soft_wrap=True)
     if failed := len(reasons) - reasons.count(None):
         raise RunFailed(f"{spec}: {failed} of {len(reasons)} laws do not hold")
 

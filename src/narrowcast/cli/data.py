@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.markup import escape
 from rich.table import Table
 
 from narrowcast.cli.terminal import FOLDER, TRUST, console
@@ -70,7 +69,7 @@ def show_data(
         loaded = source.load()
         table = Table(show_header=False, box=None, pad_edge=False)
         for name, value in described(loaded):
-            table.add_row(name, escape(value))
+            table.add_row(name, value)
         console().print(table)
         partitions = list(each_partition(source, click.echo)) if every_partition else [("", loaded)]
     folder = output or Path(f"partition-{loaded.name}".replace("/", "-"))

@@ -66,7 +66,7 @@ def list_kinds(topic: str | None) -> None:
         table.add_column(heading)
         for kind, summary in sorted(_entries(name)) if name in _FILES else _entries(name):
             table.add_row(kind, summary)
-        terminal.print(table, "", markup=False)
+        terminal.print(table, "")
 
 
 def _entries(topic: str) -> Iterator[tuple[str, str]]:

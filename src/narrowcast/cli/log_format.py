@@ -7,7 +7,9 @@ import logging
 import time
 from typing import Any
 
+from narrowcast.platform.errors import printable
 from narrowcast.platform.redaction import redact, redact_values
+from narrowcast.runs.broken_pipe import KEPT
 
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -33,7 +35,7 @@ class Text(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record, with the traceback that it may have."""
-        return redact(super().format(record))
+        return printable(redact(super().format(record)), KEPT)
 
 
 def write_log(*, as_json: bool) -> None:

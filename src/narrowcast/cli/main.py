@@ -31,6 +31,7 @@ from narrowcast.cli.show import show
 from narrowcast.cli.site import site
 from narrowcast.cli.submit import submit
 from narrowcast.cli.sync import sync
+from narrowcast.cli.terminal import complain
 from narrowcast.cli.trust import trust
 from narrowcast.cli.tune import tune
 from narrowcast.cli.ui import ui
@@ -39,7 +40,6 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.extras import EXTRA_OF, advice
 from narrowcast.platform.interruption import STOPPING
 from narrowcast.platform.plugins import said
-from narrowcast.platform.redaction import redact
 from narrowcast.runs.broken_pipe import OutputUntilClosed, discard_unread, open_missing_streams
 
 
@@ -141,7 +141,7 @@ def _fail(message: str, status: int) -> NoReturn:
     if STOPPING.is_set():  # a second interrupt would end Python by the signal while it shuts down
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):  # the terminal may be closed
-        click.echo(f"narrowcast: {redact(message)}", err=True)
+        complain(message)
     sys.exit(status)
 
 

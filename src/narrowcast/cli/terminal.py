@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+
+from narrowcast.platform.errors import printable
+from narrowcast.platform.redaction import redact
+from narrowcast.runs.broken_pipe import KEPT
+from narrowcast.runs.plain_console import PlainConsole
 
 FOLDER = click.Path(file_okay=True, path_type=Path)
 TRUST = click.option("--trust", is_flag=True, help="Let code run that a file names, though it is only looked at.")
@@ -15,15 +19,20 @@ TRUST = click.option("--trust", is_flag=True, help="Let code run that a file nam
 _PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
 
 
-def console() -> Console:
+def console() -> PlainConsole:
     """Return the terminal, or a page of fixed width if the output goes elsewhere."""
-    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    return PlainConsole(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+
+
+def complain(text: str) -> None:
+    """Print a line to stderr, without secrets and commands to the terminal."""
+    click.echo(f"narrowcast: {printable(redact(text), KEPT)}", err=True)
 
 
 def _take_as_backend(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     del parameter
     if value is not None:
-        click.echo("narrowcast: --executor is now called --backend", err=True)
+        complain("--executor is now called --backend")
         context.default_map = {**(context.default_map or {}), "backend": value}
 
 

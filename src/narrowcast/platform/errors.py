@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import re
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NOT_ASCII = re.compile(r"[^ -~]")
 _MOST_SHOWN = 80
 """Characters of a wrong value that an error shows."""
 
@@ -20,8 +23,7 @@ class UserError(_OneLine, ValueError):
 
     def __str__(self) -> str:
         """Return the line; characters of the input that a terminal would not print are replaced."""
-        text = super().__str__()
-        return "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in text)
+        return printable(super().__str__())
 
 
 class RunFailed(_OneLine, RuntimeError):  # noqa: N818 - reads as the sentence the user sees
@@ -42,6 +44,21 @@ class LearnedNothing(UnresumableFailure):
 
 class StoreError(RuntimeError):
     """A call that an MLflow store did not answer, or refused: its reason in one line, without a password."""
+
+
+def printable(text: str, keep: str = "", *, instead: str = "?") -> str:
+    """Return the text without what a terminal or page would not print but obey: escapes, controls, other directions.
+
+    Spaces of any kind become one, other characters `instead`, but for those to `keep`; colours are left out.
+    """
+    if text.isprintable():
+        return text
+
+    def shown(match: re.Match[str]) -> str:
+        each = match.group()
+        return each if each.isprintable() or each in keep else " " if each.isspace() else instead
+
+    return _NOT_ASCII.sub(shown, _COLOUR.sub("", text))
 
 
 def described(error: BaseException) -> str:

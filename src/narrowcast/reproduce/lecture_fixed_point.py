@@ -152,7 +152,7 @@ def plot_limits(strong: Mapping[float, Case], scaffold: Limit, path: Path) -> No
         curve = [np.linalg.norm(problem.fixed_point(case.rate, int(steps)) - problem.solution) for steps in every]
         right.plot(every[1:], curve[1:], color=colour, linewidth=1.2)
         ran = [steps for steps in case.limits if steps > 1]
-        label = f"spread {spread:g}, $\\Gamma$ = {problem.heterogeneity:.2g}"
+        label = f"spread {spread:g}, Γ = {problem.heterogeneity:.2g}"
         right.plot(ran, [case.limits[steps].distances[-1] for steps in ran], "o", color=colour, label=label)
         mean_of_own = float(np.linalg.norm(problem.own_solutions.mean(axis=0) - problem.solution))
         right.axhline(mean_of_own, color=colour, linestyle=":", linewidth=1)

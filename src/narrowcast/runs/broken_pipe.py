@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from narrowcast.platform.errors import printable
+
 logger = logging.getLogger(__name__)
+KEPT = "\n\t\xa0"
+"""Characters of printed text that are no letters, but layout."""
 _GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # EIO: the terminal was closed
 
 
@@ -40,10 +44,19 @@ def discard_unread() -> None:
 
 
 class OutputUntilClosed:
-    """A text stream for `sys.stdout` that takes what is printed, also once its reader has gone."""
+    """A text stream for `sys.stdout` that takes what is printed, also once its reader has gone.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    What is printed may come from files of others, so that commands to a terminal are left out of it. `unfiltered` is
+    for what narrowcast itself tells the terminal.
+    """
+
+    def __init__(self, stream: TextIO, *, filtered: bool = True) -> None:
+        self._stream, self._filtered = stream, filtered
+
+    @property
+    def unfiltered(self) -> OutputUntilClosed:
+        """The same stream, with escapes."""
+        return OutputUntilClosed(self._stream, filtered=False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -51,7 +64,7 @@ class OutputUntilClosed:
     def write(self, text: str) -> int:
         """Write the text, or discard it; return its length."""
         with output_may_end():
-            self._stream.write(text)
+            self._stream.write(printable(text, KEPT) if self._filtered else text)
         return len(text)
 
     def flush(self) -> None:

@@ -144,8 +144,4 @@ def _add_legend(figure: Figure, labels: Sequence[str]) -> None:
     room = _LEGEND_CHARACTERS * figure.get_figwidth() / 15.75
     columns = min(len(labels), max(1, int(room / (max(map(len, labels)) + 8))))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
-    legend = figure.legend(
-        figure.axes[0].lines, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    figure.legend(figure.axes[0].lines, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)

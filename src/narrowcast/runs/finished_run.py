@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, printable
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ class FinishedRun(ABC, Generic[FileT_co]):
 
     def __repr__(self) -> str:
         head = f"{self.name}: {self.heading}, in {self.folder}"
-        return "\n".join([head, *(f"  {label:<20} {value}" for label, value in self.summary())])
+        lines = [head, *(f"  {label:<20} {value}" for label, value in self.summary())]
+        return "\n".join(map(printable, lines))
 
     def _repr_html_(self) -> str:
         body = "".join(

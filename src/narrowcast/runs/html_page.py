@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Iterable
 from html import escape
 
+from narrowcast.platform.errors import printable
+
 _HEAD = """<!doctype html>
 <html lang="en">
 <head>
@@ -40,7 +42,7 @@ def html_page(title: str, parts: Iterable[str], *, style: str = "", script: str 
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy, run = f"{policy}; script-src 'sha256-{digest}'", f"<script>{script}</script>\n"
     head = _HEAD.format(title=escape(title), style=style, policy=policy)
-    return head + "\n".join(parts) + f"\n{run}</body>\n</html>\n"
+    return printable(head + "\n".join(parts), "\n\t\xa0") + f"\n{run}</body>\n</html>\n"
 
 
 def section(title: str, content: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from narrowcast.platform.described import Described
+from narrowcast.platform.errors import printable
 from narrowcast.platform.step import ITERATION
 from narrowcast.platform.tracking.journal import evaluation
 from narrowcast.platform.tracking.journal_lines import step_name, step_of
@@ -59,7 +60,7 @@ class _RunProgress:
             name, value, measured_at = self.metric
             age = "" if measured_at == step else f" ({unit} {measured_at})"
             facts.insert(0, f"{metric_label(name)} {format_metric(name, value, self.shares)}{age}")
-        return "  ".join(facts)
+        return printable("  ".join(facts))
 
 
 def _facts_of_round(row: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import units
 from narrowcast.runs.finished_run import FinishedRun
+from narrowcast.runs.plain_console import PlainConsole
 from narrowcast.runs.run_settings import settings_of
 from narrowcast.runs.text_table import Column, TextTable, table_of, with_spread
 
@@ -180,7 +181,7 @@ class RunComparison(ABC, Generic[RunT]):
 
     def __str__(self) -> str:
         """Return the tables, as wide as the terminal."""
-        terminal = Console(file=io.StringIO(), width=shutil.get_terminal_size((120, 24)).columns, highlight=False)
+        terminal = PlainConsole(file=io.StringIO(), width=shutil.get_terminal_size((120, 24)).columns, highlight=False)
         self.print(terminal)
         return terminal.file.getvalue().rstrip()  # type: ignore[attr-defined]
 

@@ -58,7 +58,7 @@ class StudyDisplay:
 
     def _print(self, line: str) -> None:
         with output_may_end():
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def _line(self, trial: TrialRecord) -> str:
         done = sum(each.state != "lost" for each in self._ended)

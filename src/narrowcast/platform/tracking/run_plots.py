@@ -5,19 +5,24 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from PIL import Image
 
+from narrowcast.platform.errors import printable
 from narrowcast.platform.tracking.curves import ROUND, TIME, Cost, column, curve, running_mean
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label, metrics_of
@@ -166,10 +171,37 @@ def loss_figure(rounds: pa.Table, title: str) -> Figure | None:
 
 
 class NotebookFigure(Figure):
-    """A figure that notebooks show, although pyplot does not know it."""
+    """A figure that notebooks show, although pyplot does not know it; its texts are shown as they are.
+
+    Names in them may be from files of others, in which a `$` does not begin a formula.
+    """
 
     def _repr_png_(self) -> bytes:
         return as_png(self, 100)
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Draw the figure."""
+        for text in _texts(self):
+            text.set_parse_math(False)
+            text.set_text(printable(text.get_text(), "\n"))
+        super().draw(renderer)
+
+
+def _texts(figure: Figure | SubFigure) -> Iterator[Text]:
+    """Yield the texts of a figure; of ticks those that are named, since Matplotlib writes powers as formulas."""
+    for artist in figure.get_children():
+        if isinstance(artist, SubFigure):
+            yield from _texts(artist)
+        elif not isinstance(artist, Axes):
+            yield from artist.findobj(Text)
+    for axes in figure.axes:
+        for part in axes.get_children():
+            if not isinstance(part, Axis):
+                yield from part.findobj(Text)
+                continue
+            yield part.label
+            if isinstance(part.get_major_formatter(), FixedFormatter | FuncFormatter):
+                yield from part.get_ticklabels()
 
 
 def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
@@ -186,7 +218,7 @@ def empty_figure(title: str, width: float, height: float) -> Figure:
     figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04))
     FigureCanvasAgg(figure)
     characters = 70 if width <= 7 else int(60 / 5.25 * width)
-    figure.suptitle(textwrap.fill(title, characters), fontsize=11, parse_math=False)
+    figure.suptitle(textwrap.fill(title, characters), fontsize=11)
     return figure
 
 
