@@ -39,20 +39,25 @@ class RepeatResult:
 
 @dataclass
 class CrashingStore:
-    """A key store whose server is gone before its call number `calls` is answered, or right after; None: never."""
+    """A key store whose server is gone before its call number `calls` is answered, or right after.
+
+    `opened` tells whether it got what opens a sum.
+    """
 
     inner: ClientKeyStore
-    calls: int | None = None
+    calls: int
     after: bool = False
+    opened: bool = False
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
         """Return the key store's answer; raise `Crash` at the chosen call."""
-        if method == "public" or self.calls is None:
+        if method == "public":
             return self.inner.call(method, round_index, arrays)
         self.calls -= 1
         if self.calls == 0 and not self.after:
             raise Crash
         answer = self.inner.call(method, round_index, arrays)
+        self.opened |= method in ("reveal", "open")
         if self.calls == 0:
             raise Crash
         return answer
@@ -202,15 +207,19 @@ class RepeatAttacks:
     def _after_crashes(self) -> RepeatResult:
         """Return the best of the attacks after a crash before or after each call; it asks for another cohort then."""
         attack, results, calls, crashes = "another cohort after each crash", list[RepeatResult](), 0, True
+        control = RepeatingServer(self.run, None)
+        whole = control.sum_of(control.clients(), 1, self._everyone)
         while crashes:
             calls, crashes = calls + 1, False
             for after in (False, True):
-                server, first = self._server(f"{attack} {calls} {after}"), None
+                server = self._server(f"{attack} {calls} {after}")
+                store = CrashingStore(server.clients(), calls, after)
                 try:
-                    first = server.sum_of(CrashingStore(server.clients(), calls, after), 1, self._everyone)
+                    server.sum_of(store, 1, self._everyone)
                 except Crash:
                     crashes = True
                 second = self._others_only(server, server.clients())
+                first = whole if store.opened else None  # also of a server that is gone with it
                 results.append(_result(attack, first, second, server.update_of(self._everyone[-1], 1)))
         return max(results, key=lambda result: result.read)
 
