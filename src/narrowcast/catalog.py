@@ -12,123 +12,45 @@ from typing import Any
 
 from narrowcast.algorithms.channel.radio import ALLOCATIONS, CHANNELS, DOWNLINKS
 from narrowcast.algorithms.codecs.stages import STAGES as CODECS
-from narrowcast.algorithms.completion.afgd import AFGD
-from narrowcast.algorithms.completion.alps import ALPS
-from narrowcast.algorithms.completion.als import ALS
-from narrowcast.algorithms.completion.asd import ASD
-from narrowcast.algorithms.completion.cgiht import CGIHT
-from narrowcast.algorithms.completion.entry_completion import EntryCompletion
-from narrowcast.algorithms.completion.fgd import FGD
-from narrowcast.algorithms.completion.gauss_newton import GaussNewton
-from narrowcast.algorithms.completion.image_completion import ImageCompletion
-from narrowcast.algorithms.completion.in_face_frank_wolfe import InFaceFrankWolfe
-from narrowcast.algorithms.completion.lmafit import LMaFit
-from narrowcast.algorithms.completion.matrix_irls import MatrixIRLS
-from narrowcast.algorithms.completion.niht import NIHT
-from narrowcast.algorithms.completion.power_factorisation import PowerFactorisation
-from narrowcast.algorithms.completion.r3mc import R3MC
-from narrowcast.algorithms.completion.rating_completion import RatingCompletion
-from narrowcast.algorithms.completion.scaled_asd import ScaledASD
-from narrowcast.algorithms.completion.scaled_gd import ScaledGD
-from narrowcast.algorithms.completion.soft_impute import SoftImpute
-from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
-from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo
-from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
-from narrowcast.algorithms.federated.afl import AFL
 from narrowcast.algorithms.federated.aggregator import AGGREGATORS
-from narrowcast.algorithms.federated.apfl import APFL
-from narrowcast.algorithms.federated.colr import CoLR
-from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.federated.feddyn import FedDyn
-from narrowcast.algorithms.federated.fedma import FedMA
-from narrowcast.algorithms.federated.fedmavg import FedMAvg
-from narrowcast.algorithms.federated.fedmd import FedMD
-from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.fednova import FedNova
-from narrowcast.algorithms.federated.fedpara import FedPara
-from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.qffl import QFFL
 from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES
-from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS
-from narrowcast.algorithms.federated.sfmf import SFMF
-from narrowcast.algorithms.federated.submodel import Submodel
-from narrowcast.algorithms.local_training.adam import Adam, AdamW
-from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
-from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
-from narrowcast.algorithms.local_training.graph_training import GraphTraining
 from narrowcast.algorithms.local_training.learning_rate import LEARNING_RATE_SCHEDULES
-from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
-from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.algorithms.programs.program import Program
-from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
-from narrowcast.algorithms.sdp.hazan import Hazan
-from narrowcast.algorithms.sdp.lifted_stress import LiftedStress
-from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
-from narrowcast.algorithms.sdp.mixing import Mixing
-from narrowcast.algorithms.sdp.sdpa import SDPAFile
-from narrowcast.algorithms.sdp.sensor_localisation import SensorDistances, SensorLocalisation
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
-from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
 from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, DataSource, Fleet, Training
-from narrowcast.platform.data.block_model import BlockModel
-from narrowcast.platform.data.cifar import CIFAR10
-from narrowcast.platform.data.diabetes import Diabetes
-from narrowcast.platform.data.digits import Digits
-from narrowcast.platform.data.explicit_ratings import ExplicitRatings
-from narrowcast.platform.data.graph_npz import GraphNPZ
-from narrowcast.platform.data.hugging_face import HuggingFace
-from narrowcast.platform.data.idx import MNIST, FashionMNIST
-from narrowcast.platform.data.image_folder import ImageFolder
-from narrowcast.platform.data.least_squares import LeastSquares
-from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, MovieLensLatestSmall
-from narrowcast.platform.data.ncf import NCF
-from narrowcast.platform.data.npz import NPZ
 from narrowcast.platform.data.partition import PARTITIONS
-from narrowcast.platform.data.pinterest import Pinterest
-from narrowcast.platform.data.planetoid import CiteSeer, Cora, PubMed
-from narrowcast.platform.data.python_docs import PythonDocs
-from narrowcast.platform.data.ratings import Ratings
-from narrowcast.platform.data.sample_columns import SampleColumns
-from narrowcast.platform.data.shakespeare import Shakespeare
-from narrowcast.platform.data.synthetic import Synthetic
-from narrowcast.platform.data.text_files import TextFiles
-from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.kinds import Registry
-from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.losses import LOSSES
 from narrowcast.platform.models.metrics import METRICS
 from narrowcast.platform.models.model_kinds import MODELS
 from narrowcast.platform.schedule import SCHEDULES
 from narrowcast.platform.simulation.availability import AVAILABILITIES
-from narrowcast.platform.simulation.fleet import LogNormalFleet, Tiers, TraceFleet
 from narrowcast.platform.solver_contracts import ProblemSource, Solver
 
 ALGORITHMS = Registry(
     "algorithm",
     Algorithm,
     {
-        "fedavg": FedAvg,
-        "fedprox": FedProx,
-        "scaffold": Scaffold,
-        "fednova": FedNova,
-        "feddyn": FedDyn,
-        "qffl": QFFL,
-        "afl": AFL,
-        "apfl": APFL,
-        "fedmf": FedMF,
-        "fedmavg": FedMAvg,
-        "sfmf": SFMF,
-        "fedpara": FedPara,
-        "submodel": Submodel,
-        "fedma": FedMA,
-        "fedmd": FedMD,
-        "colr": CoLR,
-        "scolr": SCoLR,
-        "adaptive_svd": AdaptiveSVD,
-        "adaptive_atomo": AdaptiveAtomo,
+        "fedavg": "algorithms.federated.fedavg:FedAvg",
+        "fedprox": "algorithms.federated.fedprox:FedProx",
+        "scaffold": "algorithms.federated.scaffold:Scaffold",
+        "fednova": "algorithms.federated.fednova:FedNova",
+        "feddyn": "algorithms.federated.feddyn:FedDyn",
+        "qffl": "algorithms.federated.qffl:QFFL",
+        "afl": "algorithms.federated.afl:AFL",
+        "apfl": "algorithms.federated.apfl:APFL",
+        "fedmf": "algorithms.federated.fedmf:FedMF",
+        "fedmavg": "algorithms.federated.fedmavg:FedMAvg",
+        "sfmf": "algorithms.federated.sfmf:SFMF",
+        "fedpara": "algorithms.federated.fedpara:FedPara",
+        "submodel": "algorithms.federated.submodel:Submodel",
+        "fedma": "algorithms.federated.fedma:FedMA",
+        "fedmd": "algorithms.federated.fedmd:FedMD",
+        "colr": "algorithms.federated.colr:CoLR",
+        "scolr": "algorithms.federated.scolr:SCoLR",
+        "adaptive_svd": "algorithms.federated.adaptive_svd:AdaptiveSVD",
+        "adaptive_atomo": "algorithms.federated.adaptive_atomo:AdaptiveAtomo",
     },
     optional=AlgorithmDefaults,
 )
@@ -136,13 +58,13 @@ TRAININGS = Registry(
     "training",
     Training,
     {
-        "factorisation_sgd": FactorisationSGD,
-        "sgd": SGD,
-        "adam": Adam,
-        "adamw": AdamW,
-        "alternating_gradient": AlternatingGradient,
-        "rating_sgd": RatingSGD,
-        "graph": GraphTraining,
+        "factorisation_sgd": "algorithms.local_training.factorisation_sgd:FactorisationSGD",
+        "sgd": "algorithms.local_training.sgd:SGD",
+        "adam": "algorithms.local_training.adam:Adam",
+        "adamw": "algorithms.local_training.adam:AdamW",
+        "alternating_gradient": "algorithms.local_training.alternating_gradient:AlternatingGradient",
+        "rating_sgd": "algorithms.local_training.rating_sgd:RatingSGD",
+        "graph": "algorithms.local_training.graph_training:GraphTraining",
     },
     "factorisation_sgd",
 )
@@ -150,78 +72,89 @@ DATA = Registry(
     "data",
     DataSource,
     {
-        "ml-100k": MovieLens100K,
-        "ml-1m": MovieLens1M,
-        "ml-latest-small": MovieLensLatestSmall,
-        "pinterest": Pinterest,
-        "ncf": NCF,
-        "ratings": Ratings,
-        "explicit_ratings": ExplicitRatings,
-        "sample_columns": SampleColumns,
-        "digits": Digits,
-        "diabetes": Diabetes,
-        "least_squares": LeastSquares,
-        "mnist": MNIST,
-        "fashion-mnist": FashionMNIST,
-        "cifar-10": CIFAR10,
-        "image_folder": ImageFolder,
-        "npz": NPZ,
-        "hugging_face": HuggingFace,
-        "torch": TorchDataset,
-        "shakespeare": Shakespeare,
-        "python-docs": PythonDocs,
-        "text_files": TextFiles,
-        "synthetic": Synthetic,
-        "cora": Cora,
-        "citeseer": CiteSeer,
-        "pubmed": PubMed,
-        "block_model": BlockModel,
-        "graph_npz": GraphNPZ,
+        "ml-100k": "platform.data.movielens:MovieLens100K",
+        "ml-1m": "platform.data.movielens:MovieLens1M",
+        "ml-latest-small": "platform.data.movielens:MovieLensLatestSmall",
+        "pinterest": "platform.data.pinterest:Pinterest",
+        "ncf": "platform.data.ncf:NCF",
+        "ratings": "platform.data.ratings:Ratings",
+        "explicit_ratings": "platform.data.explicit_ratings:ExplicitRatings",
+        "sample_columns": "platform.data.sample_columns:SampleColumns",
+        "digits": "platform.data.digits:Digits",
+        "diabetes": "platform.data.diabetes:Diabetes",
+        "least_squares": "platform.data.least_squares:LeastSquares",
+        "mnist": "platform.data.idx:MNIST",
+        "fashion-mnist": "platform.data.idx:FashionMNIST",
+        "cifar-10": "platform.data.cifar:CIFAR10",
+        "image_folder": "platform.data.image_folder:ImageFolder",
+        "npz": "platform.data.npz:NPZ",
+        "hugging_face": "platform.data.hugging_face:HuggingFace",
+        "torch": "platform.data.torch_dataset:TorchDataset",
+        "shakespeare": "platform.data.shakespeare:Shakespeare",
+        "python-docs": "platform.data.python_docs:PythonDocs",
+        "text_files": "platform.data.text_files:TextFiles",
+        "synthetic": "platform.data.synthetic:Synthetic",
+        "cora": "platform.data.planetoid:Cora",
+        "citeseer": "platform.data.planetoid:CiteSeer",
+        "pubmed": "platform.data.planetoid:PubMed",
+        "block_model": "platform.data.block_model:BlockModel",
+        "graph_npz": "platform.data.graph_npz:GraphNPZ",
     },
 )
-FLEETS = Registry("fleet", Fleet, {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}, "tiers")
-BACKENDS = Registry("backend", Backend, {"local": LocalBackend, "ray": RayBackend}, "ray")
+FLEETS = Registry(
+    "fleet",
+    Fleet,
+    {
+        "tiers": "platform.simulation.fleet:Tiers",
+        "lognormal": "platform.simulation.fleet:LogNormalFleet",
+        "trace": "platform.simulation.fleet:TraceFleet",
+    },
+    "tiers",
+)
+BACKENDS = Registry(
+    "backend", Backend, {"local": "platform.local_backend:LocalBackend", "ray": "cluster.ray_backend:RayBackend"}, "ray"
+)
 PROBLEMS = Registry(
     "problem",
     ProblemSource,
     {
-        "synthetic_completion": SyntheticCompletion,
-        "rating_completion": RatingCompletion,
-        "image_completion": ImageCompletion,
-        "entry_completion": EntryCompletion,
-        "max_cut": MaxCutFile,
-        "random_max_cut": RandomMaxCut,
-        "torus_max_cut": TorusMaxCut,
-        "sdpa": SDPAFile,
-        "sensor_localisation": SensorLocalisation,
-        "sensor_distances": SensorDistances,
+        "synthetic_completion": "algorithms.completion.synthetic_completion:SyntheticCompletion",
+        "rating_completion": "algorithms.completion.rating_completion:RatingCompletion",
+        "image_completion": "algorithms.completion.image_completion:ImageCompletion",
+        "entry_completion": "algorithms.completion.entry_completion:EntryCompletion",
+        "max_cut": "algorithms.sdp.max_cut:MaxCutFile",
+        "random_max_cut": "algorithms.sdp.max_cut:RandomMaxCut",
+        "torus_max_cut": "algorithms.sdp.max_cut:TorusMaxCut",
+        "sdpa": "algorithms.sdp.sdpa:SDPAFile",
+        "sensor_localisation": "algorithms.sdp.sensor_localisation:SensorLocalisation",
+        "sensor_distances": "algorithms.sdp.sensor_localisation:SensorDistances",
     },
 )
 SOLVERS = Registry(
     "solver",
     Solver,
     {
-        "fgd": FGD,
-        "afgd": AFGD,
-        "scaled_gd": ScaledGD,
-        "asd": ASD,
-        "scaled_asd": ScaledASD,
-        "lmafit": LMaFit,
-        "power_factorisation": PowerFactorisation,
-        "als": ALS,
-        "niht": NIHT,
-        "cgiht": CGIHT,
-        "alps": ALPS,
-        "r3mc": R3MC,
-        "matrix_irls": MatrixIRLS,
-        "gauss_newton": GaussNewton,
-        "soft_impute": SoftImpute,
-        "in_face_frank_wolfe": InFaceFrankWolfe,
-        "hazan": Hazan,
-        "mixing": Mixing,
-        "burer_monteiro": BurerMonteiro,
-        "lifted_stress": LiftedStress,
-        "program": Program,
+        "fgd": "algorithms.completion.fgd:FGD",
+        "afgd": "algorithms.completion.afgd:AFGD",
+        "scaled_gd": "algorithms.completion.scaled_gd:ScaledGD",
+        "asd": "algorithms.completion.asd:ASD",
+        "scaled_asd": "algorithms.completion.scaled_asd:ScaledASD",
+        "lmafit": "algorithms.completion.lmafit:LMaFit",
+        "power_factorisation": "algorithms.completion.power_factorisation:PowerFactorisation",
+        "als": "algorithms.completion.als:ALS",
+        "niht": "algorithms.completion.niht:NIHT",
+        "cgiht": "algorithms.completion.cgiht:CGIHT",
+        "alps": "algorithms.completion.alps:ALPS",
+        "r3mc": "algorithms.completion.r3mc:R3MC",
+        "matrix_irls": "algorithms.completion.matrix_irls:MatrixIRLS",
+        "gauss_newton": "algorithms.completion.gauss_newton:GaussNewton",
+        "soft_impute": "algorithms.completion.soft_impute:SoftImpute",
+        "in_face_frank_wolfe": "algorithms.completion.in_face_frank_wolfe:InFaceFrankWolfe",
+        "hazan": "algorithms.sdp.hazan:Hazan",
+        "mixing": "algorithms.sdp.mixing:Mixing",
+        "burer_monteiro": "algorithms.sdp.burer_monteiro:BurerMonteiro",
+        "lifted_stress": "algorithms.sdp.lifted_stress:LiftedStress",
+        "program": "algorithms.programs.program:Program",
     },
 )
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.federated.rank_policy import RankPolicy
     from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER, ServerOptimizer
     from narrowcast.algorithms.local_training.learning_rate import LearningRateSchedule
-    from narrowcast.algorithms.secure.protection import Protection
+    from narrowcast.algorithms.secure.protection import Masked, Plain, Protection
     from narrowcast.algorithms.uploads.joined_parts import joined_updates, joined_uploads
     from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
     from narrowcast.experiment import load_experiment
@@ -116,12 +116,14 @@ __all__ = [
     "LocalTerms",
     "LocalUpdates",
     "Loss",
+    "Masked",
     "Metric",
     "Model",
     "NeuralNetwork",
     "OwnModel",
     "Partitioner",
     "PayloadError",
+    "Plain",
     "PrefixedArrays",
     "Problem",
     "ProblemSource",
@@ -173,7 +175,7 @@ _HOMES = {
     "RankPolicy": "algorithms.federated.rank_policy",
     **dict.fromkeys(("OPTIMIZER", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
     "LearningRateSchedule": "algorithms.local_training.learning_rate",
-    "Protection": "algorithms.secure.protection",
+    **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.protection"),
     "PrefixedArrays": "algorithms.uploads.prefixed_arrays",
     **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.uploads.joined_parts"),
     "load_experiment": "experiment",

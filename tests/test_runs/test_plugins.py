@@ -155,7 +155,7 @@ def test_comparing_runs_imports_no_plugin(tmp_path: Path) -> None:
 def test_a_scheme_of_ones_own_reaches_the_process_that_holds_the_keys(tmp_path: Path) -> None:
     (tmp_path / "own_scheme.py").write_text(
         "from typing import Literal\n"
-        "from narrowcast.algorithms.secure.schemes import Masked\n\n"
+        "from narrowcast.extend import Masked\n\n"
         "class Narrow(Masked):\n"
         '    kind: Literal["narrow"] = "narrow"\n'
         "    bits: int = 12\n"

@@ -48,7 +48,7 @@ class Namespace:
 
         registry = REGISTRIES[REGISTRY_NAMES[self._name]]
         installed = {spec.rpartition(":")[2]: kind for kind, spec in plugins.entry_points(registry.name).items()}
-        return installed | {each.__name__: kind for kind, each in registry.items()}
+        return installed | {name: kind for kind, name in registry.names().items()}
 
     def __getattr__(self, name: str) -> Any:
         if not name[:1].isupper():  # no class, but what Python and IPython look for in any object

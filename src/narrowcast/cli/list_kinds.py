@@ -76,7 +76,7 @@ def _entries(topic: str) -> Iterator[tuple[str, str]]:
 
     if topic in REGISTRIES:
         registry = REGISTRIES[topic]
-        yield from ((kind, _first_line(found)) for kind, found in registry.kinds.items())
+        yield from ((kind, _first_line(found)) for kind, found in registry.items())
         yield from ((kind, f"plugin {spec}") for kind, spec in plugins.entry_points(topic).items())
     else:
         yield from _named(topic).items()

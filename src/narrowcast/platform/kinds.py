@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _OF_EVERY_MODEL = frozenset({"kind"})
 class Registry(Mapping[str, type[BaseModel]]):
     """The classes that one `kind` can name: those of the catalog as a mapping, and any that keep the contract.
 
+    A class of the catalog stands there itself, or as `module:Class` below `narrowcast`, imported when it is named.
     A field is typed with it as `Annotated[Contract, REGISTRY]`. It takes a section with a `kind`, a kind alone, or an
     object. `default` is the kind of a section that names none; `optional` has the members of the contract that a class
     may inherit from it. Values of classes from outside the catalog are written with the kind that finds the class
@@ -32,12 +34,16 @@ class Registry(Mapping[str, type[BaseModel]]):
 
     name: str
     contract: type
-    kinds: Mapping[str, type[BaseModel]]
+    kinds: Mapping[str, type[BaseModel] | str]
     default: str | None = None
     optional: type | None = None
 
     def __getitem__(self, kind: str) -> type[BaseModel]:
-        return self.kinds[kind]
+        found = self.kinds[kind]
+        if isinstance(found, str):
+            module, _, name = found.partition(":")
+            return getattr(import_module(f"{plugins.GROUP}.{module}"), name)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.kinds)
@@ -60,7 +66,7 @@ class Registry(Mapping[str, type[BaseModel]]):
     def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
         """Return the class of a kind; raise `UserError` if there is none, or if it does not keep the contract."""
         if kind in self.kinds:
-            return self.kinds[kind]
+            return self[kind]
         if ":" in kind:
             return self.checked(plugins.load(kind, folders), kind)
         if (entry := plugins.entry_points(self.name).get(kind)) is not None:
@@ -73,7 +79,7 @@ class Registry(Mapping[str, type[BaseModel]]):
 
     def checked(self, found: Any, spec: str) -> type[BaseModel]:
         """Return the class, or raise `UserError` that says why it is not of this kind."""
-        if found in self.kinds.values():
+        if self._in_catalog(found) is not None:
             return found
         article = "an" if self.name[0] in "aeiou" else "a"
         if not (isinstance(found, type) and issubclass(found, BaseModel)):
@@ -89,18 +95,29 @@ class Registry(Mapping[str, type[BaseModel]]):
         field = found.model_fields.get("kind")
         own = "" if field is None else str(field.default)
         if field is None or own in self.kinds:
-            was = "has no kind" if field is None else f"has the kind {own!r} of {self.kinds[own].__name__}"
+            was = "has no kind" if field is None else f"has the kind {own!r} of {self[own].__name__}"
             raise UserError(f'{spec} {was}; give it its own, such as kind: Literal["mine"] = "mine"')
         return found
 
     def kind_of(self, model: BaseModel) -> str:
         """Return the kind under which the class of this object is found again."""
         found = type(model)
-        for kind, known in self.kinds.items():
-            if found is known:
-                return kind
-        spec = f"{found.__module__}:{found.__qualname__}"
+        if (kind := self._in_catalog(found)) is not None:
+            return kind
+        spec = _spec_of(found)
         return next((kind for kind, entry in plugins.entry_points(self.name).items() if entry == spec), spec)
+
+    def names(self) -> dict[str, str]:
+        """Return the name of each class of the catalog by its kind, without importing it."""
+        return {
+            kind: found.partition(":")[2] if isinstance(found, str) else found.__name__
+            for kind, found in self.kinds.items()
+        }
+
+    def _in_catalog(self, found: Any) -> str | None:
+        """Return the kind of a class of the catalog, None for any other object."""
+        text = _spec_of(found).removeprefix(f"{plugins.GROUP}.") if isinstance(found, type) else ""
+        return next((kind for kind, known in self.kinds.items() if known is found or known == text), None)
 
     def class_of(self, value: Any, folders: Iterable[Any] = ()) -> type[BaseModel] | None:
         """Return the class that a section names, None if it names none."""
@@ -200,6 +217,10 @@ def members(contract: type) -> set[str]:
         if each.__module__ not in ("typing", "builtins", "abc", "pydantic.main"):
             names |= {*vars(each), *vars(each).get("__annotations__", {})}
     return {name for name in names if not name.startswith("_")} - _OF_EVERY_MODEL - set(dir(BaseModel))
+
+
+def _spec_of(found: type) -> str:
+    return f"{found.__module__}:{found.__qualname__}"
 
 
 def _members_of(found: Any) -> set[str]:

@@ -7,17 +7,11 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
-from narrowcast.algorithms.channel.allocation import Allocation, Equal, MaxMin, MinError, Proportional
-from narrowcast.algorithms.channel.downlink import BroadcastLink, Downlink, Unicast
-from narrowcast.algorithms.channel.fixed import Fixed, LogNormalRates
+from narrowcast.algorithms.channel.allocation import Allocation, MaxMin
+from narrowcast.algorithms.channel.downlink import Downlink, Unicast
+from narrowcast.algorithms.channel.fixed import Fixed
 from narrowcast.algorithms.channel.links import Channel
-from narrowcast.algorithms.channel.located_rayleigh import LocatedRayleigh
-from narrowcast.algorithms.channel.rayleigh import Rayleigh
 from narrowcast.algorithms.channel.regions import Independent
-from narrowcast.algorithms.channel.shared_band import MultipleAccess, RateTable
-from narrowcast.algorithms.channel.single_user import SingleUser
-from narrowcast.algorithms.channel.trace import Trace
-from narrowcast.algorithms.channel.two_bands import TwoBands
 from narrowcast.platform.contracts import LinkAllocation, RateDistortion
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
@@ -28,22 +22,31 @@ CHANNELS = Registry(
     "channel",
     Channel,
     {
-        "fixed": Fixed,
-        "lognormal": LogNormalRates,
-        "rayleigh": Rayleigh,
-        "located_rayleigh": LocatedRayleigh,
-        "trace": Trace,
-        "multiple_access": MultipleAccess,
-        "table": RateTable,
-        "single_user": SingleUser,
-        "two_bands": TwoBands,
+        "fixed": "algorithms.channel.fixed:Fixed",
+        "lognormal": "algorithms.channel.fixed:LogNormalRates",
+        "rayleigh": "algorithms.channel.rayleigh:Rayleigh",
+        "located_rayleigh": "algorithms.channel.located_rayleigh:LocatedRayleigh",
+        "trace": "algorithms.channel.trace:Trace",
+        "multiple_access": "algorithms.channel.shared_band:MultipleAccess",
+        "table": "algorithms.channel.shared_band:RateTable",
+        "single_user": "algorithms.channel.single_user:SingleUser",
+        "two_bands": "algorithms.channel.two_bands:TwoBands",
     },
 )
-DOWNLINKS = Registry("downlink", Downlink, {"unicast": Unicast, "broadcast": BroadcastLink})
+DOWNLINKS = Registry(
+    "downlink",
+    Downlink,
+    {"unicast": "algorithms.channel.downlink:Unicast", "broadcast": "algorithms.channel.downlink:BroadcastLink"},
+)
 ALLOCATIONS = Registry(
     "allocation",
     Allocation,
-    {"min_error": MinError, "max_min": MaxMin, "proportional": Proportional, "equal": Equal},
+    {
+        "min_error": "algorithms.channel.allocation:MinError",
+        "max_min": "algorithms.channel.allocation:MaxMin",
+        "proportional": "algorithms.channel.allocation:Proportional",
+        "equal": "algorithms.channel.allocation:Equal",
+    },
 )
 
 

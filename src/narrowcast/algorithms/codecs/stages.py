@@ -7,38 +7,26 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from narrowcast.algorithms.codecs.atomo import Atomo
-from narrowcast.algorithms.codecs.basis import Basis
-from narrowcast.algorithms.codecs.cast import Cast
 from narrowcast.algorithms.codecs.chain import check_order
-from narrowcast.algorithms.codecs.eden import Eden
-from narrowcast.algorithms.codecs.entropy import Entropy
-from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
-from narrowcast.algorithms.codecs.power_sgd import PowerSGD
-from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.algorithms.codecs.random_k import RandomK
-from narrowcast.algorithms.codecs.rotation import Rotate
 from narrowcast.algorithms.codecs.stage import Stage
-from narrowcast.algorithms.codecs.svd import SVD
-from narrowcast.algorithms.codecs.topk import TopK
 from narrowcast.platform.kinds import Registry
 
 STAGES = Registry(
     "codec",
     Stage,
     {
-        "error_feedback": ErrorFeedback,
-        "basis": Basis,
-        "svd": SVD,
-        "power_sgd": PowerSGD,
-        "atomo": Atomo,
-        "top_k": TopK,
-        "random_k": RandomK,
-        "rotate": Rotate,
-        "quantise": Quantise,
-        "eden": Eden,
-        "cast": Cast,
-        "entropy": Entropy,
+        "error_feedback": "algorithms.codecs.error_feedback:ErrorFeedback",
+        "basis": "algorithms.codecs.basis:Basis",
+        "svd": "algorithms.codecs.svd:SVD",
+        "power_sgd": "algorithms.codecs.power_sgd:PowerSGD",
+        "atomo": "algorithms.codecs.atomo:Atomo",
+        "top_k": "algorithms.codecs.topk:TopK",
+        "random_k": "algorithms.codecs.random_k:RandomK",
+        "rotate": "algorithms.codecs.rotation:Rotate",
+        "quantise": "algorithms.codecs.quantise:Quantise",
+        "eden": "algorithms.codecs.eden:Eden",
+        "cast": "algorithms.codecs.cast:Cast",
+        "entropy": "algorithms.codecs.entropy:Entropy",
     },
 )
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from narrowcast.platform.contracts import Model
 from narrowcast.platform.kinds import Registry
-from narrowcast.platform.models.graph_convolution import GCN
-from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
-from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
-from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
 
 MODELS = Registry(
     "model",
     Model,
     {
-        "matrix_factorisation": MatrixFactorisation,
-        "masked_factorisation": MaskedFactorisation,
-        "softmax": Softmax,
-        "mlp": MLP,
-        "cnn": CNN,
-        "vgg9": VGG9,
-        "char_lstm": CharLSTM,
-        "gcn": GCN,
-        "torch": TorchModule,
+        "matrix_factorisation": "platform.models.matrix_factorisation:MatrixFactorisation",
+        "masked_factorisation": "platform.models.masked_factorisation:MaskedFactorisation",
+        "softmax": "platform.models.networks:Softmax",
+        "mlp": "platform.models.networks:MLP",
+        "cnn": "platform.models.networks:CNN",
+        "vgg9": "platform.models.networks:VGG9",
+        "char_lstm": "platform.models.networks:CharLSTM",
+        "gcn": "platform.models.graph_convolution:GCN",
+        "torch": "platform.models.networks:TorchModule",
     },
     "matrix_factorisation",
 )
