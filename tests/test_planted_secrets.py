@@ -291,22 +291,17 @@ def _look_at_the_pages(env: dict[str, str], folder: Path) -> None:
     """Start `narrowcast ui` on the store with a password, and end it once its server answers."""
     port = 20_000 + os.getpid() % 10_000
     command = [sys.executable, "-m", "narrowcast", "ui", "--port", str(port)]
-    pages = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pages = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                assert requests.get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 401
-                break
-            except requests.ConnectionError:
-                assert pages.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.5)
+        assert pages.stdout is not None
+        address = pages.stdout.readline().partition(": ")[2].partition("#")[0]
+        assert address.startswith(f"http://127.0.0.1:{port}/?token=")
+        assert requests.get(address, timeout=120).ok
         time.sleep(1)  # for the list of processes
     finally:
         family = psutil.Process(pages.pid).children(recursive=True)
         pages.terminate()
-        pages.wait(60)
+        pages.communicate(timeout=60)
         psutil.wait_procs(family, timeout=20)
 
 
