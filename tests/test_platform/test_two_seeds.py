@@ -144,7 +144,10 @@ CLIENT_SIDE = {
     "algorithms/secure/protected_upload.py",
     "algorithms/secure/secure_aggregation.py",
 }
-ASSEMBLY = {"experiment.py", "runs/repeated_rounds.py", "reproduce/colr_components.py", "laws/algorithm_laws.py"}
+ASSEMBLY = {
+    *("experiment.py", "runs/remarks.py", "runs/repeated_rounds.py", "reproduce/colr_components.py"),
+    "laws/algorithm_laws.py",
+}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
