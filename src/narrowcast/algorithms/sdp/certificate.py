@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -130,10 +131,14 @@ def _least_ritz_pair(matrix: csr_array, scale: float) -> tuple[float, FloatArray
         return float(diagonal.min()), vector, 0.0
     # Errors are relative to the eigenvalue, and the least one of a solution is zero: that of scale I - A is not.
     mirrored = diags_array(np.full(size, scale)) - matrix
-    start = generator(0, "lanczos start").standard_normal(size)
+    draws = generator(0, "lanczos start")
+    start = draws.standard_normal(size)
+    options: dict[str, Any] = {"ncv": LANCZOS_VECTORS, "maxiter": 200}
+    if "rng" in signature(eigsh).parameters:  # SciPy 1.17 draws new directions, where Lanczos ends early, from this
+        options["rng"] = draws
     for tolerance in _LANCZOS_TOLERANCES:
         try:
-            _, vectors = eigsh(mirrored, k=1, which="LA", v0=start, tol=tolerance, ncv=LANCZOS_VECTORS, maxiter=200)
+            _, vectors = eigsh(mirrored, k=1, which="LA", v0=start, tol=tolerance, **options)
             break
         except ArpackNoConvergence:
             continue
