@@ -219,8 +219,9 @@ _BOMB = "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]
         ("a: " + "x" * 2**20, "more than 1048576 bytes"),
         ("a: " + "9" * 5000, "not valid YAML"),
         ("a: !!timestamp 2026-99-99\n", "not valid YAML"),
+        ("? &x [{a: 1}]\n: 2\n", "not valid YAML: unhashable type"),
     ],
-    ids=["aliases", "itself", "flow", "block", "long", "digits", "date"],
+    ids=["aliases", "itself", "flow", "block", "long", "digits", "date", "key"],
 )
 def test_a_text_that_stands_for_too_much_is_refused_in_one_line(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(text)

@@ -43,11 +43,11 @@ class Dashboard:
         answer = _get(self.address, NODES_PATH)
         try:
             return [
-                ClusterNode(row["node_ip"], bool(row["is_head_node"]), row["resources_total"])
+                ClusterNode(row["node_ip"], bool(row["is_head_node"]), _amounts(row["resources_total"]))
                 for row in answer.json()["data"]["result"]["result"]
                 if row["state"] == "ALIVE"
             ]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"the dashboard at {self.address} lists no nodes; look at the head's logs") from error
 
     def check_fits(self, actors: int, needed: Mapping[str, float]) -> None:
@@ -62,6 +62,13 @@ class Dashboard:
                 f"backend.actors = {actors} with {each} each: the cluster at {self.address} has room for {capacity} "
                 f"({there}{more}); lower backend.actors or what each needs, or add nodes"
             )
+
+
+def _amounts(resources: Mapping[str, float]) -> dict[str, float]:
+    """Return the resources of a node; raise `ValueError` or `TypeError` for an amount that is no finite number."""
+    if not all(map(math.isfinite, resources.values())):
+        raise ValueError("an amount is not finite")
+    return dict(resources)
 
 
 def reach(address: str) -> Dashboard:

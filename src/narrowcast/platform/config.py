@@ -47,7 +47,7 @@ def read_yaml(text: str, origin: str) -> Any:
         return YAML(typ="safe", pure=True).load(text)
     except UserError:
         raise
-    except (YAMLError, ValueError) as error:  # ValueError: a tagged number or date that is none
+    except (YAMLError, ValueError, TypeError) as error:  # a tagged number or date that is none; a mapping as a key
         mark = getattr(error, "problem_mark", None)
         place = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
         problem = str(getattr(error, "problem", None) or error).splitlines()[0]
