@@ -266,7 +266,11 @@ class _Simulation:
     def _check_end(self, result: Mapping[str, Any]) -> None:
         if result["model_sha256"] != self.expected.sha256:
             self._break("the model is another")
-        rounds = Journal.open(self.folder).rounds
+        try:
+            rounds = Journal.open(self.folder).rounds
+        except UserError as error:
+            self._break(f"the journal of a finished run cannot be read: {error}".replace(str(self.folder.parent), ""))
+            return
         if [_results(row) for row in rounds] != [_results(row) for row in self.expected.rounds]:
             self._break("the journal is another")
         self._check_store(result, rounds)
