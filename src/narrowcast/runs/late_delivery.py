@@ -12,7 +12,7 @@ from narrowcast.platform.links import own_file
 from narrowcast.platform.redaction import has_hidden
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run, open_run, why_lost
-from narrowcast.platform.tracking.store_address import StoreAddress, Tracking, local_path
+from narrowcast.platform.tracking.store_address import StoreAddress, Tracking, host_of, local_path
 from narrowcast.platform.trust import is_trusted
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.any_result import read_any_file
@@ -32,6 +32,8 @@ def send_missing(folder: Path, uri: str | None) -> int:
     store = StoreAddress(uri, "user") if uri else _store(folder)
     if has_hidden(store.uri):
         raise UserError(f"{folder} was tracked at {store.uri}, whose password is not kept; give it with --tracking-uri")
+    if store.named_by == "folder":
+        _check_place(folder, store)
     with locked(folder):
         check_store(store, f"give --tracking-uri {store.shown}")
         cursor = _cursor(folder, store)
@@ -48,7 +50,7 @@ def send_missing(folder: Path, uri: str | None) -> int:
 def _store(folder: Path) -> StoreAddress:
     """Return the address of the environment, else that of the folder, which may be another person's.
 
-    What the folder says of credentials counts where the user trusts it. It makes no database outside its own place.
+    What the folder says of credentials counts where the user trusts it.
     """
     if (own := Tracking().resolve(folder.parent)).named_by == "user":
         return own
@@ -59,10 +61,23 @@ def _store(folder: Path) -> StoreAddress:
     store = saved.model_copy(update={"uri": known.uri if known else saved.uri}).resolve(folder.parent)
     if store.named_by == "user" and is_trusted(folder):
         return store
+    return replace(store, named_by="folder")
+
+
+def _check_place(folder: Path, store: StoreAddress) -> None:
+    """Raise `UserError` for a store that a folder may not name.
+
+    That is a database that would be made outside the folder's own place, and one whose driver would be called with
+    options of the folder's choice: some of these read files, or load libraries.
+    """
     path = local_path(store.uri)
+    if path is None and host_of(store.uri) is None:
+        raise UserError(
+            f"{folder} was tracked at {store.shown}, a database, which is not opened by the word of a folder; give the "
+            "address with --tracking-uri"
+        )
     if path is not None and not path.exists() and not path.is_relative_to(folder.parent.resolve()):
         raise UserError(f"{folder} was tracked at {store.shown}, which is not there; give a store with --tracking-uri")
-    return replace(store, named_by="folder")
 
 
 def _cursor(folder: Path, store: StoreAddress) -> Cursor:

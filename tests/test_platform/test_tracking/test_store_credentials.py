@@ -16,8 +16,10 @@ from mlflow.tracking._tracking_service import utils
 
 from command_line import Said, assert_refused, narrowcast
 from mlflow_server import MlflowServer
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import store_address
 from narrowcast.platform.tracking.store_address import StoreAddress, Tracking, host_of
+from narrowcast.platform.tracking.study_run import StudyStore
 from recording_host import RecordingHost, recording_host
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
@@ -251,6 +253,31 @@ def test_scheme_host_and_port_have_to_agree(uri: str, own: str, gets: bool, monk
     assert (store.named_by == "user") is gets
 
 
+@pytest.mark.parametrize("named_by", ["file", "folder"])
+def test_a_store_of_others_does_not_send_the_users_word_to_the_users_host(
+    named_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store names where files go: it could have those of a run written over others of the user's own store."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://own")
+    store = StoreAddress("http://evil", "file" if named_by == "file" else "folder")
+    assert not store.gets_credentials("http://own/api/2.0/mlflow-artifacts/artifacts/1/2")
+    assert StoreAddress("http://own", "user").gets_credentials("http://own/api/2.0/mlflow-artifacts/artifacts/1/2")
+
+
+def test_the_runs_of_a_studys_trials_send_none(
+    hosts: tuple[RecordingHost, RecordingHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, stranger = hosts
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", own.uri)
+    for host in hosts:
+        store = StudyStore(Tracking(uri=host.uri).resolve(Path()), "0" * 32)
+        with pytest.raises(UserError, match="cannot continue run"):
+            store.open()
+        assert not store.finish("FAILED", {"seconds": 1.0}, 1, {}, "", [])
+    assert len(stranger.requests) == len(own.requests) >= 2
+    assert (own.credentials(), stranger.credentials()) == ({ALICE}, set())
+
+
 @pytest.mark.parametrize(
     ("place", "may"),
     [
@@ -290,10 +317,27 @@ def test_files_of_a_folder_do_not_go_where_its_own_database_says(tmp_path: Path)
         assert not target.exists()
 
 
-def test_sync_makes_no_database_where_a_folder_says(tmp_path: Path) -> None:
-    folder = folder_tracked_at(f"sqlite:///{tmp_path}/home/x.db", tmp_path / "theirs")
-    assert_refused(narrowcast("sync", folder), "which is not there", "--tracking-uri")
-    assert not (tmp_path / "home").exists()
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("sqlite:///{home}/x.db", "which is not there"),
+        ("sqlite+pysqlite:///{home}/x.db", "is not opened by the word of a folder"),
+        ("sqlite:///file:{home}/x.db?uri=true", "is not opened by the word of a folder"),
+        ("sqlite:///{home}/../theirs/y.db?uri=true&a=/../../home/x.db", "is not opened by the word of a folder"),
+        ("mysql+pymysql://127.0.0.1/x?local_infile=1", "is not opened by the word of a folder"),
+        ("mssql+pyodbc:///?odbc_connect=driver%3D{home}/x.so", "is not opened by the word of a folder"),
+    ],
+)
+def test_sync_opens_no_database_where_a_folder_says(
+    address: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, theirs = tmp_path / "home", tmp_path / "theirs"
+    home.mkdir()
+    (theirs / "y.db?a=").mkdir(parents=True)
+    monkeypatch.chdir(theirs)
+    folder = folder_tracked_at(address.format(home=home), theirs)
+    assert_refused(narrowcast("sync", folder), why, "--tracking-uri")
+    assert list(home.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -44,8 +44,7 @@ class StoreAddress:
 
     def gets_credentials(self, url: str) -> bool:
         """Return whether a request to the URL, which the store may have named, gets those of the environment."""
-        known = {host_of(_environments()), host_of(self.uri) if self.named_by == "user" else None}
-        return host_of(url) in known - {None}
+        return self.named_by == "user" and host_of(self.uri) in {host_of(url)} - {None}
 
     def may_keep_files_at(self, place: str) -> bool:
         """Return whether the files of a run may go to a place that the store has named."""
@@ -115,10 +114,14 @@ def host_of(url: str) -> tuple[str, str, int] | None:
 
 
 def local_path(address: str) -> Path | None:
-    """Return the path of files or of an SQLite database on this machine, links resolved; None of any other address."""
+    """Return the path of files or of an SQLite database on this machine, links resolved; None of any other address.
+
+    An address of SQLite with options, which may lead elsewhere, is another one.
+    """
     scheme, found, rest = address.partition(":")
     if scheme == "sqlite":
-        return Path(rest.removeprefix("///").partition("?")[0]).resolve()
+        database = rest.removeprefix("///")
+        return None if "?" in database else Path(database).resolve()
     if found and scheme != "file":
         return None
     return Path(unquote(urlparse(address).path if found else address)).resolve()  # as MLflow reads them

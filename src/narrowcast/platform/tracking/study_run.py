@@ -20,6 +20,7 @@ from narrowcast.platform.tracking.mlflow_store import (
     MLFLOW_SETTINGS,
     STORE_ERRORS,
     as_params,
+    calls_to,
     metric_name,
     origin_tags,
     short_reason,
@@ -65,9 +66,15 @@ class StudyStore:
         self._measured: dict[str, None] = {}
         self._thread: threading.Thread | None = None
 
-    @MLFLOW_SETTINGS.in_force()
     def open(self) -> dict[str, str]:
         """Read the states of the trials in the store, and start the thread; raise `UserError` if the store is down."""
+        with calls_to(self._store):
+            self._read_states()
+        self._thread = threading.Thread(target=self._send_all, name="mlflow-study", daemon=True)
+        self._thread.start()
+        return self.states()
+
+    def _read_states(self) -> None:
         try:
             parent = self._client.get_run(self._parent)
             self._experiment = parent.info.experiment_id
@@ -85,9 +92,6 @@ class StudyStore:
             raise UserError(
                 f"the MLflow store at {self._store.shown} cannot continue run {self._parent} ({short_reason(error)})"
             ) from error
-        self._thread = threading.Thread(target=self._send_all, name="mlflow-study", daemon=True)
-        self._thread.start()
-        return self.states()
 
     def states(self) -> dict[str, str]:
         """Return the state of each trial in the store, or in the store once the queue is sent."""
@@ -103,7 +107,8 @@ class StudyStore:
         while (trial := self._waiting.get()) is not None:
             while True:
                 try:
-                    self._send(trial)
+                    with calls_to(self._store):
+                        self._send(trial)
                     if down:
                         logger.warning("the MLflow store answers again")
                     down = False
@@ -132,7 +137,6 @@ class StudyStore:
             self._runs[trial.key] = run.info.run_id
         return self._runs[trial.key]
 
-    @MLFLOW_SETTINGS.in_force()
     def _send(self, trial: TrialRun) -> None:
         run_id = self._run_id(trial)
         metrics = [
@@ -162,7 +166,6 @@ class StudyStore:
     def _has(self, metric: str, step: int) -> bool:
         return any(each.step == step for each in self._client.get_metric_history(self._parent, metric))
 
-    @MLFLOW_SETTINGS.in_force()
     def finish(
         self,
         status: str,
@@ -179,21 +182,31 @@ class StudyStore:
         folder in the run.
         """
         try:
-            stamp = int(1000 * time.time())
-            missing = {name: value for name, value in _as_metrics(metrics).items() if not self._has(name, step)}
-            self._client.log_batch(
-                self._parent,
-                [Metric(name, value, stamp, step) for name, value in missing.items()],
-                tags=[RunTag(key, value) for key, value in {**tags, MLFLOW_RUN_NOTE: note}.items()],
-            )
-            for path, within in artifacts:
-                self._client.log_artifact(self._parent, str(path), within)
-            self._client.set_terminated(self._parent, status)
-            set_up_view(self._client, self._experiment, self._measured)
+            with calls_to(self._store):
+                self._log(metrics, step, {**tags, MLFLOW_RUN_NOTE: note}, artifacts)
+                self._client.set_terminated(self._parent, status)
+                set_up_view(self._client, self._experiment, self._measured)
         except STORE_ERRORS as error:
             logger.warning("the MLflow store is down (%s)", short_reason(error))
             return False
         return True
+
+    def _log(
+        self,
+        metrics: Mapping[str, float],
+        step: int,
+        tags: Mapping[str, str],
+        artifacts: Iterable[tuple[Path, str | None]],
+    ) -> None:
+        stamp = int(1000 * time.time())
+        missing = {name: value for name, value in _as_metrics(metrics).items() if not self._has(name, step)}
+        self._client.log_batch(
+            self._parent,
+            [Metric(name, value, stamp, step) for name, value in missing.items()],
+            tags=[RunTag(key, value) for key, value in tags.items()],
+        )
+        for path, within in artifacts:
+            self._client.log_artifact(self._parent, str(path), within)
 
 
 def _as_metrics(values: Mapping[str, float]) -> dict[str, float]:
