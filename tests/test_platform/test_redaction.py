@@ -184,6 +184,12 @@ B = "YWxpY2U6UXo3"  # alice:Qz7
         ("credential='Qz7'", "credential='***'"),
         ("cookie: Qz7", "cookie: ***"),
         ("auth=Qz7", "auth=***"),
+        # values that begin as the words of a message do
+        *(
+            (f"password={word}Qz7", "password=***")
+            for word in ("not-", "a.", "The-", "null/", "is@", "<", "an:", "<a>")
+        ),
+        ("Cookie: a=Qz7; b", "Cookie: ***; b"),
         # schemes of authorization, users, and tokens that are known by how they begin
         ("Authorization: Bearer Qz7", "Authorization: ***"),
         ("Authorization: Basic Qz7", "Authorization: ***"),
@@ -229,6 +235,8 @@ def test_a_secret_is_hidden_in_every_spelling(text: str, shown: str) -> None:
             "token=None",
             "password: null",
             "secret: <hidden>",
+            "f(password=None,user=x)",
+            "password=<your password>",
         ),
         *(
             "tracking.credentials=environment",

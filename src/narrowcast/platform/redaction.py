@@ -43,7 +43,10 @@ _LESS_SURE = (
     r"[\w.-]*(?:signature|credentials?)|(?:(?:db|user|my|admin|root|smtp|ftp|sql)[._-]?)?pass|sas|(?:x-)?auth|bearer"
 )
 """Names that messages have before a colon, where no secret follows."""
-_NO_VALUE = r"(?:none|null|true|false|environment|should|is|must|not|a|an|the)\b|\*\*\*|<"
+_NO_VALUE = (
+    r"(?:(?:none|null|true|false|environment|should|is|must|not|a|an|the)\b|<[\w -]*>)(?=[\"',;)}\]]|[.:]?(?:\s|$))"
+    r"|\*\*\*"
+)
 """What follows a name where no secret does: nothing, a choice, or the words of a message on the setting."""
 _ASSIGNMENT = re.compile(
     rf"""
