@@ -19,6 +19,9 @@ import pytest
 import requests
 
 from command_line import TINY, assert_refused, narrowcast, run_folders, terminated_after
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking import mlflow_store
+from narrowcast.platform.tracking.store_address import StoreAddress
 
 # MLflow's queries make SQLAlchemy warn.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -333,6 +336,22 @@ def test_a_run_without_its_journal_repeats_its_rounds(runs: Path, tmp_path: Path
 def test_a_port_that_is_taken(runs: Path, silent_server: int) -> None:
     said = narrowcast("ui", "--output", runs, "--port", silent_server)
     assert_refused(said, f"port {silent_server} is taken (Address already in use); give another with --port")
+
+
+def test_nobody_takes_the_port_while_the_store_is_read(
+    runs: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sockets may be bound to one port, by `SO_REUSEADDR`, for as long as neither listens."""
+
+    def reading(_: StoreAddress) -> dict[str, str]:
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="Address already in use"):
+                other.bind(("127.0.0.1", closed_port))
+        raise UserError("read")
+
+    monkeypatch.setattr(mlflow_store, "pages_of_runs", reading)
+    assert_refused(narrowcast("ui", "--output", runs, "--port", closed_port), "narrowcast: read")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def ui(output: Path, port: int) -> None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", port))
+            listening.listen()  # at once: until then another process, of anybody, may take the port
         except OSError as error:
             raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
         pages, server = pages_of_runs(store), Path(private, "mlflow")
@@ -57,12 +58,12 @@ def ui(output: Path, port: int) -> None:
                 raise RunFailed(f"the MLflow UI stopped with status {status}; what it wrote above says why")
 
 
-def _serve(uri: str, port: int, place: Path) -> int | None:
+def _serve(uri: str, port: int, unix_socket: Path) -> int | None:
     """Run the server at a Unix socket and return its exit status; None if Ctrl-C, SIGTERM or a hangup ended it."""
     server = subprocess.Popen(
         [
             *(sys.executable, "-m", "mlflow", "ui", "--workers", "1"),
-            *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-opts", f"--uds {place}"),
+            *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-opts", f"--uds {unix_socket}"),
         ],
         env={
             **os.environ,
