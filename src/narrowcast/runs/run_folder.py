@@ -125,16 +125,17 @@ def write_config(config: RunConfig, folder: Path) -> None:
 def answered_file(folder: Path, keys: str | None) -> Path:
     """Return the file in which the clients of a run write down what they answer under secure aggregation.
 
-    With keys made offline it is beside them, under a number that the run's folder has, and so outlives the folder.
+    The path is absolute, since a process of another working directory may write the file. With keys made offline it is
+    beside them, under a number that the run's folder has, and so outlives the folder.
     """
     if keys is None:
-        return folder / ANSWERED
+        return folder.absolute() / ANSWERED
     number = folder / _ANSWERED_BESIDE_KEYS
     if not number.exists():
         write_atomically(number, secrets.token_hex(8).encode())
     if not _NUMBER.fullmatch(text := number.read_text()):
         raise UserError(f"{number} does not have the number under which {keys} has this run's answers; start a new run")
-    return Path(keys) / "answered" / f"{text}.jsonl"
+    return Path(keys).absolute() / "answered" / f"{text}.jsonl"
 
 
 def checkpoint_place(config: RunConfig, folder: Path) -> str:

@@ -19,6 +19,7 @@ from narrowcast.algorithms.secure.protection import Masked
 from narrowcast.platform.disk import using
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, PayloadError
+from narrowcast.runs.run_folder import answered_file
 from power_cuts import RULES, crash_state
 from recording_disk import RecordingDisk
 
@@ -202,3 +203,20 @@ def test_a_line_for_each_cohort_and_each_list_is_short(tmp_path: Path) -> None:
         ["clients", "model", "round", "survivors"],
     ]
     assert [each.get("clients") for each in entries] == [None, FIRST[:-1], FIRST[-1:]]
+
+
+@pytest.mark.parametrize("keys", [None, "keys"])
+def test_a_process_elsewhere_writes_the_same_record(
+    keys: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key store of a cluster that was there before has the working directory of its node."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs", "a").mkdir(parents=True)
+    record = answered_file(Path("runs", "a"), keys)
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    KeyStore(Masked(), record).call("begin", 1, begin())
+    assert not list(Path().iterdir())
+    monkeypatch.chdir(tmp_path)
+    assert answered_file(Path("runs", "a"), keys) == record
+    assert record.is_file()

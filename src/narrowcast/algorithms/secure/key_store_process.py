@@ -61,7 +61,7 @@ def key_store_process(scheme: Protection, answered: Path | None = None) -> Itera
     settings = _SCHEME.dump_json(scheme).decode()
     folders = [str(source.parent) for source in loaded()]
     module = "narrowcast.algorithms.secure.key_store_process"
-    command = [sys.executable, "-m", module, settings, "" if answered is None else str(answered.absolute()), *folders]
+    command = [sys.executable, "-m", module, settings, str(answered or ""), *folders]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
