@@ -32,6 +32,12 @@ def test_a_class_of_the_same_name_elsewhere_is_not_that_of_the_catalog() -> None
     assert REGISTRIES["algorithm"].kind_of(FedAvg()).endswith(":" + FedAvg.__qualname__)
 
 
+def test_a_class_of_an_own_module_of_the_same_path_is_not_that_of_the_catalog() -> None:
+    registry = REGISTRIES["codec"]
+    own = type("TopK", (registry["top_k"],), {"__module__": "algorithms.codecs.topk", "__qualname__": "TopK"})
+    assert registry.kind_of(own.model_construct()) == "algorithms.codecs.topk:TopK"
+
+
 @pytest.mark.parametrize("program", MOST_MODULES)
 def test_what_is_not_named_is_not_loaded(program: str) -> None:
     said = subprocess.run(

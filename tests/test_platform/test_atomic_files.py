@@ -38,11 +38,14 @@ def test_what_a_killed_write_left_is_removed_and_what_others_write_is_not(tmp_pa
             write_atomically(path, b"cut off")
     os.waitpid(fork, 0)
     (left,) = tmp_path.iterdir()
-    alive, elsewhere = (path.with_name(left.name.replace(f"-{fork}-", new)) for new in (f"-{os.getppid()}-", "-x-"))
-    for each in (alive, elsewhere):
-        each.touch()
+    others = [
+        path.with_name(left.name.replace(f"-{fork}-", new))
+        for new in (f"-{os.getppid()}-", "-x-", "-²-", f"-{10**20}-")
+    ]
+    for other in others:
+        other.touch()
     write_atomically(path, b"whole")
-    assert sorted(tmp_path.iterdir()) == sorted([path, alive, elsewhere])
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
     assert path.read_bytes() == b"whole"
 
 

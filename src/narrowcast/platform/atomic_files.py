@@ -19,7 +19,7 @@ from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.interruption import uninterrupted
 
 _ATTEMPTS = 3
-_PART = re.compile(r"(\.[0-9a-f]{8}-\d+-\d+)?\.part$")
+_PART = re.compile(r"(\.(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,9})-[0-9]+)?\.part$")
 _numbers = count()
 
 
@@ -62,9 +62,8 @@ def remove_parts(folder: Path) -> None:
 def _remove_abandoned(path: Path) -> None:
     """Remove what processes of this machine that were killed left of their writes of a file."""
     for part in path.parent.glob(f"{escape(path.name)}.*.part"):
-        host, _, rest = part.name.removeprefix(f"{path.name}.").partition("-")
-        pid = rest.partition("-")[0]
-        if host == _host() and pid.isdigit() and _is_gone(int(pid)):
+        writer = _PART.search(part.name)
+        if writer and writer["host"] == _host() and _is_gone(int(writer["pid"])):
             with suppress(OSError):
                 disk().remove(part)
 

@@ -116,8 +116,10 @@ class Registry(Mapping[str, type[BaseModel]]):
 
     def _in_catalog(self, found: Any) -> str | None:
         """Return the kind of a class of the catalog, None for any other object."""
-        text = _spec_of(found).removeprefix(f"{plugins.GROUP}.") if isinstance(found, type) else ""
-        return next((kind for kind, known in self.kinds.items() if known is found or known == text), None)
+        spec = _spec_of(found) if isinstance(found, type) else ""
+        return next(
+            (kind for kind, known in self.kinds.items() if known is found or f"{plugins.GROUP}.{known}" == spec), None
+        )
 
     def class_of(self, value: Any, folders: Iterable[Any] = ()) -> type[BaseModel] | None:
         """Return the class that a section names, None if it names none."""
