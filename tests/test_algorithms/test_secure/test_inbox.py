@@ -117,11 +117,11 @@ def test_a_key_holder_opens_a_sum_once() -> None:
     numbers = messages.fixed_point
     plan = np.array([0, 50, 20, numbers.max_weight, numbers.max_clients, 0])
 
-    def opened(clients: list[int]) -> Any:
+    def opened(clients: list[int], place: int = 0) -> Any:
         inbox = Inbox(messages, 1, public, keys)
         for client in clients:
             inbox.receive(envelopes[client])
-        request = {"group": plan, "elements": inbox.sums[0], "clients": np.array(clients)}
+        request = {"group": np.r_[place, plan[1:]], "elements": inbox.sums[0], "clients": np.array(clients)}
         return key_store.call("open", 1, request)["integers"]
 
     first = opened([0, 1, 2, 3, 4])
@@ -130,6 +130,9 @@ def test_a_key_holder_opens_a_sum_once() -> None:
     for others in ([0, 1, 2, 3], [1], [0, 0, 1, 2, 3]):
         with pytest.raises(PayloadError, match="group 0 in round 1 has been opened before, and was another one"):
             opened(list(dict.fromkeys(others)))
+    for place in (-1, 2, 10**6):
+        with pytest.raises(PayloadError, match=f"round 1 has no group {place}"):
+            opened([1], place)
     with pytest.raises(PayloadError, match="do not answer"):
         key_store.call("secret_key", 1, {})
     assert public.key

@@ -50,7 +50,7 @@ def test_counts_of_a_sum_that_was_refused_judge_no_rows() -> None:
     scheme = CKKS(ring=4096, prime_bits=(48, 60), bits=16, smallest_count=3)
     store, numbers = KeyStore(scheme), scheme.fixed_point(9, 9)
     public = PublicKey.of(store.call("public", 0, {}))
-    store.call("begin", 1, {"clients": np.arange(3)})
+    store.call("begin", 1, {"clients": np.arange(3), "groups": np.ones((3, 2), dtype=np.uint8)})
 
     def opened(place: int, columns: int, counts: int, integers: Any) -> Any:
         asked = group(columns, counts)

@@ -48,6 +48,7 @@ class KeyStore:
     def __init__(self, scheme: Protection, answered: Path | None = None) -> None:
         self._scheme, self._run = scheme, secrets.token_bytes(RUN_BYTES)
         self._answered_in, self._begun = answered, 0
+        self._told: Arrays = {}
         self._began: Arrays = {}
         self._round: dict[int, MaskingClient] = {}
         self._small_counts: dict[int, SmallCounts] = {}
@@ -115,7 +116,7 @@ class KeyStore:
         self._answered.begin(round_index, arrays)
         if round_index > self._begun:
             self._began = self._agreed(round_index, arrays)
-            self._begun = round_index
+            self._begun, self._told = round_index, arrays
         return self._began
 
     def _agreed(self, round_index: int, arrays: Arrays) -> Arrays:
@@ -163,7 +164,7 @@ class KeyStore:
         return held
 
     def _open(self, round_index: int, arrays: Arrays) -> Arrays:
-        """Decrypt a group's sum over the survivors `clients`.
+        """Decrypt a group's sum over the survivors `clients`; there are as many sums as `begin` told groups.
 
         `group` is (place, values, counts, max_weight, max_clients, rows). Rows that fewer than `smallest_count` clients
         touched are zeros in the answer.
@@ -171,6 +172,8 @@ class KeyStore:
         if not isinstance(self._scheme, Encryption):
             raise PayloadError("there is no key to open a sum with")
         place, n_values, n_counts, max_weight, max_clients, rows = arrays["group"].tolist()
+        if not 0 <= place < self._told["groups"].shape[1]:
+            raise PayloadError(f"round {round_index} has no group {place}")
         group = Group((Part("", None, n_values),), (Part("", None, n_counts),))
         numbers = self._scheme.fixed_point(max_weight, max_clients)
         elements = np.asarray(arrays["elements"], dtype=np.uint64)
