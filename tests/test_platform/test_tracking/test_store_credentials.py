@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from mlflow.tracking._tracking_service import utils
 
 from command_line import Said, assert_refused, narrowcast
 from mlflow_server import MlflowServer
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.tracking import store_address
+from narrowcast.platform.tracking.mlflow_store import send_rounds
 from narrowcast.platform.tracking.store_address import StoreAddress, Tracking, host_of
 from narrowcast.platform.tracking.study_run import StudyStore
 from recording_host import RecordingHost, recording_host
@@ -262,6 +264,19 @@ def test_a_store_of_others_does_not_send_the_users_word_to_the_users_host(
     store = StoreAddress("http://evil", "file" if named_by == "file" else "folder")
     assert not store.gets_credentials("http://own/api/2.0/mlflow-artifacts/artifacts/1/2")
     assert StoreAddress("http://own", "user").gets_credentials("http://own/api/2.0/mlflow-artifacts/artifacts/1/2")
+
+
+def test_threads_of_mlflow_send_none_since_there_are_none(
+    hosts: tuple[RecordingHost, RecordingHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, stranger = hosts
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", own.uri)
+    monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
+    for host in hosts:
+        with pytest.raises(StoreError):  # which a call that returned before it was answered would not
+            send_rounds(Tracking(uri=host.uri).resolve(Path()), "0" * 32, [{"round": 1, "loss": 0.5, "logged_at_ms": 1}])
+    assert (own.credentials(), stranger.credentials()) == ({ALICE}, set())
+    assert os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] == "true"
 
 
 def test_the_runs_of_a_studys_trials_send_none(

@@ -51,6 +51,8 @@ MLFLOW_SETTINGS = ScopedSettings(
     # One warning of ours reports an outage; MLflow's would be many, some with the password.
     dict.fromkeys(("alembic", "mlflow", "urllib3.connectionpool"), logging.CRITICAL),
 )
+# Threads of MLflow's would be out of the limits of a store, and a position would be written down before its rounds arrive.
+_SYNCHRONOUS = ScopedSettings({"MLFLOW_ENABLE_ASYNC_LOGGING": "false"}, forced=True)
 with MLFLOW_SETTINGS.in_force():
     from mlflow import MlflowClient
     from mlflow.entities import Dataset, DatasetInput, InputTag, LifecycleStage, Metric, Param, RunTag
@@ -80,7 +82,7 @@ R = TypeVar("R")
 @contextmanager
 def calls_to(store: StoreAddress) -> Iterator[None]:
     """Call MLflow in the block, within the limits of the store's address."""
-    with MLFLOW_SETTINGS.in_force(), limits_of(store):
+    with MLFLOW_SETTINGS.in_force(), _SYNCHRONOUS.in_force(), limits_of(store):
         yield
 
 
