@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_refused, narrowcast
+from forged_benchmarks import FINISHED
 from forged_folders import KINDS
 from narrowcast.runs.repetition import Budget
 
@@ -34,7 +35,7 @@ FORGED: Mapping[tuple[str, str], str] = {
     ("study", "hold-out result everywhere"): "run again, test.accuracy is ",
     ("study", "sha256 of a trial's model"): "its model_sha256 is not that of the trial when run again",
     ("benchmark", "answer, sha256 and its figures everywhere"): "repeated, observed_error is ",
-    ("benchmark", "error in the table"): "instances.csv: line ",
+    ("benchmark", "error in the table"): "instances.csv: completion.",
     ("benchmark", "the run of another solver"): "it is not the instance of benchmark.yaml",
     ("benchmark", "a finished solve said to be skipped"): "it was skipped, and its solver takes the problem",
 }
@@ -56,6 +57,20 @@ def test_a_forged_folder_is_found(originals: dict[str, Path], kind: str, forgery
     folder = KINDS[kind].forged(originals[kind], forgery, tmp_path)
     found = KINDS[kind].found(folder, None)
     assert any(FORGED[kind, forgery] in problem for problem in found), found
+
+
+def test_a_benchmark_that_is_continued_and_killed_has_no_problem(originals: dict[str, Path], tmp_path: Path) -> None:
+    """Its table is then older than its last solves, and an end may not be noted."""
+    folder = Path(shutil.copytree(originals["benchmark"], tmp_path / "benchmark"))
+    table, ends = folder / "instances.csv", folder / "instances.jsonl"
+    header, first, *others = table.read_text().splitlines()
+    waiting = [",".join([*line.split(",")[:4], "waiting", *[""] * (header.count(",") - 4)]) for line in others]
+    table.write_text("\n".join([header, first, *waiting, ""]))
+    lines = ends.read_text().splitlines(keepends=True)
+    ends.write_text("".join(line for line in lines if FINISHED[-1] not in line or "begun" in line))
+    assert KINDS["benchmark"].found(folder, 0) == []
+    table.write_text(table.read_text().replace(",finished,", ",failed,"))
+    assert KINDS["benchmark"].found(folder, 0) == [f'instances.csv: {FINISHED[0]}: state is "failed", not "finished"']
 
 
 def test_there_are_a_hundred_forgeries() -> None:

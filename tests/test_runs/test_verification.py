@@ -223,6 +223,14 @@ def test_an_unfinished_run_is_checked_as_far_as_it_is(folder: Path) -> None:
     assert "not checked: the run is not finished" in said.out
 
 
+def test_a_resumed_run_that_measures_otherwise_is_checked_with_what_each_round_has(tmp_path: Path) -> None:
+    assert narrowcast("run", *RUN, "evaluate_clients=test", "--output", tmp_path).status == 0
+    changed = ("rounds=9", "evaluate_every=3", "evaluate_clients=[test, train]", "checkpoints_kept=3")
+    said = narrowcast("run", "--resume", NAME, *changed, "--output", tmp_path)
+    assert said.status == 0, said.err
+    assert problems(tmp_path / NAME) == problems(tmp_path / NAME, 5) == {}
+
+
 def test_failed_checks_are_one_line_and_status_1(folder: Path) -> None:
     change_result(folder, uplink_bits=1)
     said = narrowcast("verify", NAME, "--output", folder.parent)

@@ -6,14 +6,20 @@ import json
 import shutil
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
 import narrowcast as nc
 from narrowcast.runs.checks import Check
 from narrowcast.runs.repetition import Budget
+from narrowcast.tuning.storage import open_storage
 from narrowcast.tuning.study_verification import verify_study
+from narrowcast.tuning.trial_record import VOID
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+_CREATE_TRIAL = 4
+"""The number of an operation in Optuna's journals."""
 EXPERIMENT = """
 experiment:
   base: fedavg-digits
@@ -63,6 +69,50 @@ def test_a_study_as_it_was_written_has_no_problem(name: str, tmp_path: Path) -> 
     if name == "pruned":
         results = [json.loads(path.read_text()) for path in folder.glob("trials/*/result.json")]
         assert {each["state"] for each in results} == {"complete", "pruned"}
+
+
+def test_a_study_that_is_continued_and_killed_has_no_problem(tmp_path: Path) -> None:
+    """Its table, result and best values are then older than its last trials, of which one may lack its result."""
+    folder = made("solves", tmp_path)
+    earlier = {
+        path: path.read_bytes() for path in (folder / "trials.csv", folder / "result.json", folder / "best.yaml")
+    }
+    nc.tune(str(tmp_path / "solves.yaml"), {"study.trials": 8}, output=tmp_path)
+    for path, content in earlier.items():
+        path.write_bytes(content)
+    lines = (folder / "study.journal").read_bytes().splitlines(keepends=True)
+    begun = [place for place, line in enumerate(lines) if json.loads(line).get("op_code") == _CREATE_TRIAL]
+    (folder / "study.journal").write_bytes(b"".join(lines[: begun[7] + 1]))
+    shutil.rmtree(folder / "trials" / "00007")
+    (folder / "trials" / "00006" / "result.json").unlink()
+    checks = list(verify_study(folder, Budget(0)))
+    assert problems(checks) == []
+    skipped = {check.subject: check.skipped for check in checks}
+    assert skipped["result.json"] == "it is of 5 trials, and the study, which has not ended, has 7 since"
+    assert skipped["other trials"] == "trials 6 have no files here"
+    (folder / "trials.csv").write_bytes(earlier[folder / "trials.csv"].replace(b"complete", b"failed", 1))
+    assert problems(list(verify_study(folder, Budget(0)))) == ['trials.csv: trial 0: state is "failed", not "complete"']
+
+
+def test_a_study_with_its_storage_elsewhere_that_lost_trials_has_no_problem(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'studies.db'}"
+    (file := tmp_path / "solves.yaml").write_text(STUDIES["solves"])
+    nc.tune(str(file), {"study.storage": storage, "study.trials": 2}, output=tmp_path)
+    study = optuna.load_study(study_name="solves", storage=open_storage(storage, 1.0))
+    lost = study.ask()
+    lost.set_user_attr(VOID, "its worker died; tried again")
+    study.tell(lost, state=TrialState.FAIL)
+    folder = nc.tune(str(file), {"study.storage": storage, "study.trials": 4}, output=tmp_path).folder
+    assert json.loads((folder / "result.json").read_text())["trials"] == {"complete": 4, "lost": 1}
+    checks = list(verify_study(folder, Budget()))
+    assert problems(checks) == []
+    shutil.rmtree(folder / "trials" / "00001")  # as of a machine that has files of its own
+    checks = list(verify_study(folder, Budget(0)))
+    assert problems(checks) == []
+    assert any("the choice would need the files of trials 1" in check.compared for check in checks)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"trials": {"complete": 5}}))
+    assert any("result.json: trials is" in problem for problem in problems(list(verify_study(folder, Budget(0)))))
 
 
 def test_damaged_files_of_trials_are_named(tmp_path: Path) -> None:

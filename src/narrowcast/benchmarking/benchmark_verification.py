@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
 
 from narrowcast.benchmarking.benchmark_file import Benchmark, Instance, load_benchmark
@@ -13,7 +14,7 @@ from narrowcast.benchmarking.instance_runner import WorkerMemory
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.journal import read_locked
 from narrowcast.platform.trust import is_looking, remedy
-from narrowcast.runs.checks import Check
+from narrowcast.runs.checks import Check, difference
 from narrowcast.runs.repetition import Budget
 from narrowcast.runs.run_folder import CONFIG
 from narrowcast.runs.run_verification import UNPROVABLE
@@ -62,7 +63,8 @@ def _ends(folder: BenchmarkFolder, benchmark: Benchmark) -> Check:
             return Check(ENDS, compared, f"{name} was solved with other settings than those of {FILE}")
     ended = [each for each in benchmark.whole if folder.is_finished(each)]
     for instance in ended:
-        if (state := folder.states().get(instance.name, {}).get("state")) != "finished":
+        state = folder.states().get(instance.name, {}).get("state")
+        if state not in ("finished", "begun"):  # begun: the benchmark was killed before it noted the end
             return Check(ENDS, compared, f"{instance.name} has a result, and is {state or 'not there'}")
     return Check(ENDS, compared)
 
@@ -95,13 +97,28 @@ def _skipped(instance: Instance, memory: WorkerMemory) -> Check:
 
 
 def _table(folder: BenchmarkFolder, benchmark: Benchmark) -> Check:
+    """Compare the table with the solves; that of an interrupted benchmark may be older than its last solves."""
     path, compared = folder.path / TABLE, f"each value against {ENDS} and the results of the solves"
     if not path.is_file():
         return Check(TABLE, skipped="the benchmark is not finished")
-    expected = as_csv(result_of(folder, benchmark.whole).rows).splitlines()
-    for number, (its, there) in enumerate(zip_longest(path.read_text().splitlines(), expected), start=1):
-        if its != there:
-            pairs = zip_longest((its or "").split(","), (there or "").split(","))
-            first, second = next((pair for pair in pairs if pair[0] != pair[1]), (its, there))
-            return Check(TABLE, compared, f"line {number}: {first}, not {second}")
-    return Check(TABLE, compared)
+    text, right = path.read_text(), as_csv(result_of(folder, benchmark.whole).rows)
+    found, expected = _rows_of(text), _rows_of(right)
+    waiting = {name for name, row in expected.items() if row["state"] == "waiting"}
+    if is_older := bool(waiting) and text != right:
+        compared += " that had ended before; the benchmark has not ended"
+        waiting |= {name for name, row in found.items() if row["state"] == "waiting"}
+        found, expected = (
+            {name: row for name, row in rows.items() if name not in waiting} for rows in (found, expected)
+        )
+    for name in expected | found:
+        its = found.get(name, {})
+        if wrong := difference(its, dict.fromkeys(its) | expected.get(name, {})):
+            return Check(TABLE, compared, f"{name}: {wrong}")
+    twice = sum(1 for _ in csv.reader(io.StringIO(text))) > 1 + len(_rows_of(text))
+    return Check(TABLE, compared, "it has other lines" if twice or (text != right and not is_older) else "")
+
+
+def _rows_of(table: str) -> dict[str, dict[str, str]]:
+    """Return the cells of each instance by column, without the empty ones."""
+    rows = csv.DictReader(io.StringIO(table, newline=""))
+    return {row["instance"]: {column: cell for column, cell in row.items() if cell} for row in rows}

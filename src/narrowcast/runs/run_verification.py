@@ -110,10 +110,10 @@ class _RunVerification:
 
     @cached_property
     def _measuring(self) -> Run:
-        """The run with the evaluations of clients that the journal has, whatever its configuration says now."""
-        first = next((entry for entry in self.journal.entries() if CLIENT_METRICS in entry), {})
-        there = {name.partition(".")[0] for name in first.get(CLIENT_METRICS, {})}
-        splits = tuple(split for split in get_args(ClientSplit) if split in there)
+        """The run with the evaluations of clients that any round of the journal has; a resume may change them."""
+        names = {name for entry in self.journal.entries() for name in entry.get(CLIENT_METRICS, {})}
+        recorded = {name.partition(".")[0] for name in names}
+        splits = tuple(split for split in get_args(ClientSplit) if split in recorded)
         plan = self.experiment.model_copy(update={"evaluate_clients": splits})
         return replace(self.run, plan=plan)
 

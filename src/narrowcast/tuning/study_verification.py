@@ -56,7 +56,7 @@ def verify_study(folder: Path, budget: Budget) -> Iterator[Check]:
 def _without_code(folder: Path, code: str) -> Iterator[Check]:
     """Yield the check that needs no class: the table against the trials' own files."""
     space = read_yaml(read_limited(folder / FILE), FILE)["space"]
-    yield _table_check(folder, _records_of_files(folder), list(space), timed=False)
+    yield _table_check(folder, _records_of_files(folder), list(space), timed=False, ended=True)
     rest = f"{code} is code of the study's own, which looking does not run; {remedy(folder)}"
     yield Check("everything else", skipped=rest)
 
@@ -94,10 +94,12 @@ class _StudyVerification:
         yield from self._journal_itself()
         records = self._records
         yield from self._trials(records)
-        timed = bool(self.attributes)
-        yield _table_check(self.folder, records, list(self.file.space.dimensions), timed=timed)
         holdout = self._holdout(records)
-        yield from self._result(records, holdout)
+        ended = self._has_ended(records, holdout)
+        timed, paths = bool(self.attributes), list(self.file.space.dimensions)
+        of_trials = records if timed else _records_of_files(self.folder)
+        yield _table_check(self.folder, of_trials, paths, timed=timed, ended=ended)
+        yield from self._result(records, holdout, ended=ended)
         yield from self._repeated(records, holdout, budget)
         yield Check("the rest", skipped=_UNPROVABLE)
 
@@ -128,12 +130,14 @@ class _StudyVerification:
 
     @cached_property
     def _records(self) -> list[TrialRecord]:
-        return _records_of_files(self.folder)
+        """The trials; without a journal those with files here, and of others, such as lost ones, what the table has."""
+        found = {each.number: each for each in (*_records_of_table(self.folder), *_records_of_files(self.folder))}
+        return [found[number] for number in sorted(found)]
 
     def _trials(self, records: Sequence[TrialRecord]) -> Iterator[Check]:
         """Compare the files of each trial with its record, and its metrics with its evaluations."""
         ended = [each for each in records if each.state in ("complete", "pruned", "failed")]
-        here = [each for each in ended if (self.folder / of_trial(each.number)).is_dir()]
+        here = [each for each in ended if (self.folder / of_trial(each.number) / RESULT).is_file()]
         problem = next((f"trial {each.number}: {why}" for each in here if (why := self._other_trial(each))), "")
         yield Check("trials", f"the files of {len(here)} trials against {JOURNAL} and {FILE}", problem)
         if missing := [str(each.number) for each in ended if each not in here]:
@@ -191,7 +195,15 @@ class _StudyVerification:
                 found.append(HoldoutEvaluation(trial, list(seeds), rows))
         return found
 
-    def _result(self, records: Sequence[TrialRecord], holdout: Sequence[HoldoutEvaluation]) -> Iterator[Check]:
+    def _has_ended(self, records: Sequence[TrialRecord], holdout: Sequence[HoldoutEvaluation]) -> bool:
+        """Return False if a study was interrupted: trials are left to run, or to be evaluated on test."""
+        if any(each.state in ("running", "waiting") for each in records):
+            return False
+        return not self.file.settings.holdout.trials or len(holdout) == len(self._best(records))
+
+    def _result(
+        self, records: Sequence[TrialRecord], holdout: Sequence[HoldoutEvaluation], *, ended: bool
+    ) -> Iterator[Check]:
         """Compare what is said of the best trials with all trials, and the file of the chosen one with its values."""
         path = self.folder / RESULT
         if not path.is_file():
@@ -202,19 +214,23 @@ class _StudyVerification:
             return
         settings, best = self.file.settings, self._best(records)
         its = StudyResult(self.folder.with_name(self.file.name), records)
+        said = sum(count for state, count in found["trials"].items() if state not in ("running", "waiting"))
+        if not ended and said < its.ended:
+            since = f"it is of {said} trials, and the study, which has not ended, has {its.ended} since"
+            yield Check(RESULT, skipped=since)
+            return
         running = any(each.state in ("running", "waiting") for each in records)
-        compared = "the numbers of trials"
-        if found.get("chosen") is not None and best:
+        compared, left_out = "the numbers of trials", {"storage", "wall_seconds"}
+        if absent := [str(each.number) for each in records if each.state == "complete" and not each.metrics]:
+            compared += f"; the choice would need the files of trials {', '.join(absent)}"
+            left_out |= {"chosen", "best", "pareto_front", "holdout", "cautions"}
+        elif found.get("chosen") is not None and best:
             front = pareto_front(records, settings.objectives) if len(settings.objectives) > 1 else []
             cautions = [] if front or running else cautions_on(self.file.space, best[0], settings.seeds)
             evaluated = holdout if found.get("holdout") or not running else []
             its = replace(its, best_trials=best, front=front, holdout=evaluated, cautions=cautions)
             compared = "best trials, front and hold-out evaluations against all trials"
-        expected = its.plain("", 0.0)
-        wrong = difference(
-            found, {name: expected[name] for name in expected if name not in ("storage", "wall_seconds")}
-        )
-        yield Check(RESULT, compared, wrong)
+        yield Check(RESULT, compared, difference(found, its.plain("", 0.0), left_out))
         if its.best is not None and not (self.folder / BEST).is_file():
             yield Check(BEST, problem="missing")
         elif its.best is not None:
@@ -358,19 +374,41 @@ def _records_of_files(folder: Path) -> list[TrialRecord]:
     return found
 
 
-def _table_check(folder: Path, records: Sequence[TrialRecord], paths: Sequence[str], *, timed: bool) -> Check:
-    compared = f"each value against {JOURNAL if timed else 'the files of the trials'}"
+def _records_of_table(folder: Path) -> list[TrialRecord]:
+    """Return what the table says of each trial but its values and metrics, so that none can be chosen."""
+    return [
+        TrialRecord(int(row["trial"]), row["state"], {}, rounds=int(row["rounds"]), feasible=False)
+        for row in _table_rows(folder).values()
+    ]
+
+
+def _table_rows(folder: Path) -> dict[str, dict[str, str]]:
+    path = folder / TABLE
+    return _rows_of_text(path.read_text() if path.is_file() else "")
+
+
+def _rows_of_text(text: str) -> dict[str, dict[str, str]]:
+    return {row["trial"]: row for row in csv.DictReader(io.StringIO(text))}
+
+
+def _table_check(
+    folder: Path, records: Sequence[TrialRecord], paths: Sequence[str], *, timed: bool, ended: bool
+) -> Check:
+    """Compare the table with the trials; that of an interrupted study may be older than its last trials."""
     if not (folder / TABLE).is_file():
         chosen = _json_in(folder / RESULT).get("chosen") is not None
         return Check(TABLE, problem="missing") if chosen else Check(TABLE, skipped="the study is not finished")
-    expected = {row["trial"]: row for row in csv.DictReader(io.StringIO(table_text(records, paths)))}
-    found = {row["trial"]: row for row in csv.DictReader(io.StringIO((folder / TABLE).read_text()))}
-    for number in expected.keys() | found.keys() if timed else expected.keys():
-        its, there = dict(found.get(number, {})), dict(expected.get(number, {}))
-        for row in (its, there):
-            if not timed:
-                row.pop("wall_seconds", None)
-        names = {**there, **its} if timed else there
+    expected, found = _rows_of_text(table_text(records, paths)), _table_rows(folder)
+    compared = f"each value against {JOURNAL if timed else 'the files of the trials'}"
+    if not ended:
+        compared += f", of the {len(found)} trials in it; the study has not ended"
+        found = {number: row for number, row in found.items() if row["state"] not in ("running", "waiting")}
+        expected = {number: row for number, row in expected.items() if number in found}
+    for number in sorted(expected.keys() | found.keys() if timed else expected, key=int):
+        if number not in found:
+            return Check(TABLE, compared, f"trial {number} is not in it")
+        its, there = found[number], expected.get(number, {})
+        names = [name for name in {**there, **its} if timed or (name in there and name != "wall_seconds")]
         if wrong := difference(its, {name: there.get(name) for name in names}):
             return Check(TABLE, compared, f"trial {number}: {wrong}")
     return Check(TABLE, compared)
