@@ -54,11 +54,13 @@ def printable(text: str, keep: str = "", *, instead: str = "?") -> str:
     if text.isprintable():
         return text
 
-    def shown(match: re.Match[str]) -> str:
-        each = match.group()
-        return each if each.isprintable() or each in keep else " " if each.isspace() else instead
+    def replaced(match: re.Match[str]) -> str:
+        character = match.group()
+        if character.isprintable() or character in keep:
+            return character
+        return " " if character.isspace() else instead
 
-    return _NOT_ASCII.sub(shown, _COLOUR.sub("", text))
+    return _NOT_ASCII.sub(replaced, _COLOUR.sub("", text))
 
 
 def described(error: BaseException) -> str:

@@ -274,7 +274,9 @@ def test_threads_of_mlflow_send_none_since_there_are_none(
     monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
     for host in hosts:
         with pytest.raises(StoreError):  # which a call that returned before it was answered would not
-            send_rounds(Tracking(uri=host.uri).resolve(Path()), "0" * 32, [{"round": 1, "loss": 0.5, "logged_at_ms": 1}])
+            send_rounds(
+                Tracking(uri=host.uri).resolve(Path()), "0" * 32, [{"round": 1, "loss": 0.5, "logged_at_ms": 1}]
+            )
     assert (own.credentials(), stranger.credentials()) == ({ALICE}, set())
     assert os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] == "true"
 
@@ -387,5 +389,23 @@ def test_a_whole_run_on_a_store_of_its_file_sends_none(tmp_path: Path, monkeypat
             assert f"{folder / 'notes.txt'} is a link to" in said.err
             assert b"fedavg" in stranger.bodies()
             assert b"a-secret-key-of-the-user" not in stranger.bodies()
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+def test_a_whole_study_on_a_store_of_its_file_sends_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own run, those of its trials, its plots and its view."""
+    server = MlflowServer(tmp_path)
+    try:
+        server.start()
+        with recording_host(server.uri) as own, recording_host(server.uri) as stranger:
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", own.uri)
+            for host in (stranger, own):
+                said = narrowcast("tune", study(host.uri), "--output", host.uri.rpartition(":")[2])
+                assert said.status == 0, said.err
+                paths = " ".join(path for _, path, *_ in host.requests)
+                assert all(each in paths for each in ("runs/create", "runs/search", "log-batch", "mlflow-artifacts"))
+            assert (own.credentials(), stranger.credentials()) == ({ALICE}, set())
     finally:
         server.kill()

@@ -156,8 +156,8 @@ def _kill_marked(mark: str) -> None:
     before, killed = -1, set[int]()
     while len(killed) > before:
         before = len(killed)
-        for each in psutil.process_iter():
+        for process in psutil.process_iter():
             with suppress(psutil.Error):  # gone, or of somebody else
-                if each.environ().get(_MARK) == mark:
-                    each.kill()
-                    killed.add(each.pid)
+                if process.environ().get(_MARK) == mark:
+                    process.kill()
+                    killed.add(process.pid)

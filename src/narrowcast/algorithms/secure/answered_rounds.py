@@ -58,6 +58,7 @@ class AnsweredRounds:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        # Lines and not what they say: of a long run that is resumed, most are never looked at.
         self._path, self._lines, self.last = path, dict[int, list[bytes]](), 0
         self._failure: OSError | None = None
         if path is not None:
@@ -92,22 +93,22 @@ class AnsweredRounds:
     def accept(self, round_index: int, accepted: Mapping[int, Accepted]) -> None:
         """Record what clients, by number, accepted in a round; what is recorded already is not written again."""
         known, clients_of = self.accepted(round_index), dict[Accepted, list[int]]()
-        for client, each in accepted.items():
+        for client, answer in accepted.items():
             if client not in known:
-                clients_of.setdefault(each, []).append(client)
-        for each, clients in clients_of.items():
-            others = {} if each.survivors == frozenset(clients) else {"clients": sorted(clients)}
-            survivors = sorted(each.survivors)
-            self._write({"round": round_index, **others, "survivors": survivors, "model": each.model.hex()})
+                clients_of.setdefault(answer, []).append(client)
+        for answer, clients in clients_of.items():
+            some = {} if answer.survivors == frozenset(clients) else {"clients": sorted(clients)}
+            survivors = sorted(answer.survivors)
+            self._write({"round": round_index, **some, "survivors": survivors, "model": answer.model.hex()})
 
-    def open(self, round_index: int, place: int, survivors: Collection[int], integers: Arrays) -> None:
+    def open(self, round_index: int, group: int, survivors: Collection[int], integers: Arrays) -> None:
         """Record the sum of a group that is about to leave; raise `PayloadError` if another one left before."""
         total = arrays_sha256(integers).hex()
-        if (known := self._round(round_index).sums.get(place)) is None:
-            self._write({"round": round_index, "group": place, "survivors": sorted(survivors), "sum": total})
+        if (known := self._round(round_index).sums.get(group)) is None:
+            self._write({"round": round_index, "group": group, "survivors": sorted(survivors), "sum": total})
         elif known != total:
             raise PayloadError(
-                f"the sum of group {place} in round {round_index} has been opened before, and was another one"
+                f"the sum of group {group} in round {round_index} has been opened before, and was another one"
             )
 
     def _round(self, round_index: int) -> _Round:

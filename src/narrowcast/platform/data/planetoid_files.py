@@ -51,14 +51,14 @@ _MARK = _Name("")
 
 def read_features(path: Path) -> NDArray[np.float32]:
     """Return the dense features of a sparse matrix in compressed rows, [n, d]."""
-    found = _read(path)
+    matrix = _read(path)
     with readable(path, _UNREADABLE, _ADVICE):
-        if not (isinstance(found, _Record) and found.name == _MATRIX and isinstance(found.state, dict)):
+        if not (isinstance(matrix, _Record) and matrix.name == _MATRIX and isinstance(matrix.state, dict)):
             raise UserError(f"{path}: has no sparse matrix; {_ADVICE}")
-        n_rows, n_columns = (_size(each) for each in found.state["_shape"])
-        indptr, columns = (_array(found.state[name]).astype(np.int64) for name in ("indptr", "indices"))
+        n_rows, n_columns = map(_size, matrix.state["_shape"])
+        indptr, columns = (_array(matrix.state[name]).astype(np.int64) for name in ("indptr", "indices"))
         with np.errstate(over="ignore", invalid="ignore"):  # refused below as not finite
-            values = _array(found.state["data"]).astype(np.float32)
+            values = _array(matrix.state["data"]).astype(np.float32)
         rises = indptr.shape == (n_rows + 1,) and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
         inside = columns.ndim == 1 and ((columns >= 0) & (columns < n_columns)).all()
         if not (0 < n_rows * n_columns <= _MOST_VALUES and rises and inside):
@@ -85,13 +85,13 @@ def read_classes(path: Path) -> tuple[IntArray, int]:
 
 def read_edges(path: Path) -> IntArray:
     """Return the edges of lists of neighbours, [k, 2], in the order of the nodes."""
-    found = _read(path)
+    lists = _read(path)
     with readable(path, _UNREADABLE, _ADVICE):
-        if not isinstance(found, dict) or not all(type(others) is list for others in found.values()):
+        if not isinstance(lists, dict) or not all(type(neighbours) is list for neighbours in lists.values()):
             raise UserError(f"{path}: has no lists of neighbours; {_ADVICE}")
-        if sum(map(len, found.values())) > path.stat().st_size:  # one list may be named many times
+        if sum(map(len, lists.values())) > path.stat().st_size:  # one list may be named many times
             raise UserError(f"{path}: has more neighbours than bytes; {_ADVICE}")
-        pairs = [(node, other) for node, others in found.items() for other in others]
+        pairs = [(node, neighbour) for node, neighbours in lists.items() for neighbour in neighbours]
         if not pairs or not all(type(end) is int for pair in pairs for end in pair):
             raise UserError(f"{path}: neighbours are not numbers of nodes; {_ADVICE}")
         return np.array(sorted(pairs), dtype=np.int64)
@@ -112,12 +112,12 @@ def _size(value: Any) -> int:
     return value
 
 
-def _array(found: Any) -> NDArray[Any]:
+def _array(record: Any) -> NDArray[Any]:
     """Return the array that a record describes: version 1, shape, type, order and bytes."""
-    if not (isinstance(found, _Record) and found.name == _ARRAY and isinstance(found.state, tuple)):
+    if not (isinstance(record, _Record) and record.name == _ARRAY and isinstance(record.state, tuple)):
         raise ValueError("is no array")
-    version, shape, type_, by_columns, content = found.state
-    sizes = [_size(each) for each in shape]
+    version, shape, type_, by_columns, content = record.state
+    sizes = list(map(_size, shape))
     if version != 1 or not isinstance(type_, _Record) or type_.name != _TYPE or type_.state != _STATE_OF_TYPE:
         raise ValueError("an array has a type that is not one of numbers in little-endian order")
     name = type_.arguments[0]
@@ -190,11 +190,11 @@ def _named(name: Any) -> _Name:
 
 def _since_mark(stack: list[Any]) -> list[Any]:
     """Remove and return the values after the last mark, and the mark."""
-    place = len(stack) - 1
-    while stack[place] is not _MARK:
-        place -= 1
-    values = stack[place + 1 :]
-    del stack[place:]
+    mark = len(stack) - 1
+    while stack[mark] is not _MARK:
+        mark -= 1
+    values = stack[mark + 1 :]
+    del stack[mark:]
     return values
 
 

@@ -51,7 +51,7 @@ MLFLOW_SETTINGS = ScopedSettings(
     # One warning of ours reports an outage; MLflow's would be many, some with the password.
     dict.fromkeys(("alembic", "mlflow", "urllib3.connectionpool"), logging.CRITICAL),
 )
-# Threads of MLflow's would be out of the limits of a store, and a position would be written down before its rounds arrive.
+# MLflow's own threads would be out of the limits of a store, and a position would be saved before its rounds arrive.
 _SYNCHRONOUS = ScopedSettings({"MLFLOW_ENABLE_ASYNC_LOGGING": "false"}, forced=True)
 with MLFLOW_SETTINGS.in_force():
     from mlflow import MlflowClient

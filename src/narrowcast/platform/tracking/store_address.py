@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -34,7 +34,7 @@ class StoreAddress:
     could name any other place for them, on this machine too.
     """
 
-    uri: str
+    uri: str = field(repr=False)  # its password
     named_by: Literal["user", "file", "folder"] = "file"
 
     @property
