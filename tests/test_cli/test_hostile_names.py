@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -195,9 +196,12 @@ def test_a_file_sends_what_lies_beside_it_or_what_the_user_names(
         return list(prepare(written(fleet(path)), overrides, name="mine", output="/runs").files.values())
 
     assert sent(beside) == [beside]
-    assert sent(beside, f"fleet.path={elsewhere}") == [elsewhere]
-    with pytest.raises(UserError, match="would be sent with it"):
-        sent(elsewhere)
+    for override in (f"fleet.path={elsewhere}", f'fleet={{"kind": "trace", "path": "{elsewhere}"}}'):
+        assert sent(beside, override) == [elsewhere]
+    assert sent(beside, f"fleet.path=./{os.path.relpath(elsewhere)}") == [Path(os.path.relpath(elsewhere))]
+    for override in ((), (f"checkpoint_path={elsewhere}.pub",), (f"checkpoint_path=/x{elsewhere}",)):
+        with pytest.raises(UserError, match="would be sent with it"):
+            sent(elsewhere, *override)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     assert narrowcast("trust", ".").status == 0
     assert sent(elsewhere) == [elsewhere]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -51,13 +52,18 @@ def check_shipped(files: Iterable[tuple[str, Path]], source: str, overrides: Ite
     """
     if not Path(source).is_file():
         return  # a packaged experiment names no files, so that these are from overrides
-    folder, given = Path(source).resolve().parent, list(overrides)
+    folder, given = Path(source).resolve().parent, "\n".join(overrides)
     for setting, path in files:
-        if leads_out(path, folder) and not is_trusted(folder) and not any(str(path) in each for each in given):
+        if leads_out(path, folder) and not is_trusted(folder) and not _names(given, path):
             raise UserError(
                 f"{setting} = {path}: is not below {folder}, the folder of {Path(source).name}, and would be sent with "
                 "it; put it there, give it as an override, or trust the folder: narrowcast trust FOLDER"
             )
+
+
+def _names(text: str, path: Path) -> bool:
+    """Return whether a text of YAML has the path, and not one that begins or ends as it does."""
+    return re.search(rf"""(?<![^\s=:,"'{{[])(\./)*{re.escape(str(path))}(?![^\s,"'}}\]])""", text) is not None
 
 
 def _real(path: Path) -> Path:
