@@ -44,7 +44,8 @@ class StoreAddress:
 
     def gets_credentials(self, url: str) -> bool:
         """Return whether a request to the URL, which the store may have named, gets those of the environment."""
-        return self.named_by == "user" and host_of(self.uri) in {host_of(url)} - {None}
+        of_user = self.named_by == "user" or _is_environments(self.uri)
+        return of_user and host_of(self.uri) in {host_of(url)} - {None}
 
     def may_keep_files_at(self, place: str) -> bool:
         """Return whether the files of a run may go to a place that the store has named."""
