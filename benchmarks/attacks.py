@@ -30,15 +30,14 @@ from narrowcast.runs.repeated_rounds import RepeatAttacks
 CSV = Path(__file__).with_suffix(".csv")
 KEY = ("mode", "attack", "cohort", "rounds")
 COLUMNS = (*KEY, "cases", "chance", "before", "after", "bound", "basis")
-REPEATED, REPEATING = (
-    {
-        "masked": "secure={kind: masked}",
-        "masked, active": "secure={kind: masked, adversary: active}",
-        "ckks": "secure={kind: ckks, bits: 16}",
-    },
-    12,
-)
-"""The schemes whose clients are asked again, and how many clients there are."""
+REPEATED = {
+    "masked": "secure={kind: masked}",
+    "masked, active": "secure={kind: masked, adversary: active}",
+    "ckks": "secure={kind: ckks, bits: 16}",
+}
+"""The schemes whose clients are asked again."""
+REPEATING = 12
+"""How many clients there are."""
 COHORTS, ROUNDS = (5, 10, 20, 60), (1, 5, 50)
 _REPEATED_ROUND = "repeated round: "
 MARGIN = {"positives": 0.06, "factors": 0.25, "single rows": 0.2}

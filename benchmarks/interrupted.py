@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-_DEADLINE_SECONDS = 400.0
+DEADLINE_SECONDS = 400.0
 _LEFT_SECONDS = 120.0  # agents of Ray look for their killed head for a while
 _MARK = "NARROWCAST_INTERRUPTED"
 _QUIET = ["tracking.system_metrics=false", "checkpoint_seconds=1"]
@@ -158,7 +158,7 @@ class Attempt:
                 start_new_session=True,
             )
 
-    def wait(self, seconds: float = _DEADLINE_SECONDS) -> int | None:
+    def wait(self, seconds: float = DEADLINE_SECONDS) -> int | None:
         """Return the exit status, or None if the command still runs after so many seconds."""
         assert self.process is not None
         try:

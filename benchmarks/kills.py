@@ -24,13 +24,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from interrupted import WORKLOADS, Attempt, Reference, undisturbed
+from interrupted import DEADLINE_SECONDS, WORKLOADS, Attempt, Reference, undisturbed
 
 _COLUMNS = (
     *("workload", "number", "kills", "killed_at_seconds", "steps_then", "same", "started_again", "said"),
     *("left", "seconds", "load"),
 )
-_DEADLINE_SECONDS = 400.0
 
 
 def kill_and_continue(name: str, number: int, reference: Reference, parent: Path) -> dict[str, Any]:
@@ -53,8 +52,8 @@ def kill_and_continue(name: str, number: int, reference: Reference, parent: Path
                 moments.append(time.monotonic() - since)
                 words = workload.resume
                 continue
-        status = attempt.wait(_DEADLINE_SECONDS)
-        if status == 0 or status is None or time.monotonic() - began > 2 * _DEADLINE_SECONDS:
+        status = attempt.wait()
+        if status == 0 or status is None or time.monotonic() - began > 2 * DEADLINE_SECONDS:
             break
         said.append(attempt.last_line())
         if "again" not in said[-1] and "no run at" not in said[-1]:

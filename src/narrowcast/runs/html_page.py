@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from html import escape
 
 from narrowcast.platform.errors import printable
+from narrowcast.runs.broken_pipe import KEPT
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -42,7 +43,7 @@ def html_page(title: str, parts: Iterable[str], *, style: str = "", script: str 
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy, run = f"{policy}; script-src 'sha256-{digest}'", f"<script>{script}</script>\n"
     head = _HEAD.format(title=escape(title), style=style, policy=policy)
-    return printable(head + "\n".join(parts), "\n\t\xa0") + f"\n{run}</body>\n</html>\n"
+    return printable(head + "\n".join(parts), KEPT) + f"\n{run}</body>\n</html>\n"
 
 
 def section(title: str, content: str) -> str:

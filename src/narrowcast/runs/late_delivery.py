@@ -54,12 +54,11 @@ def _store(folder: Path) -> StoreAddress:
     """
     if (own := Tracking().resolve(folder.parent)).named_by == "user":
         return own
-    known = Cursor.find(folder) if (folder / CONFIG).is_file() else Cursor.load(folder)
-    saved = (
-        _tracking(folder)[0] if known is None or (is_trusted(folder) and (folder / CONFIG).is_file()) else Tracking()
-    )
+    has_config, trusted = (folder / CONFIG).is_file(), is_trusted(folder)
+    known = Cursor.find(folder) if has_config else Cursor.load(folder)
+    saved = _tracking(folder)[0] if known is None or (trusted and has_config) else Tracking()
     store = saved.model_copy(update={"uri": known.uri if known else saved.uri}).resolve(folder.parent)
-    if store.named_by == "user" and is_trusted(folder):
+    if store.named_by == "user" and trusted:
         return store
     return replace(store, named_by="folder")
 

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic import BaseModel
 from safetensors import SafetensorError
 
 from narrowcast import __version__
@@ -73,7 +74,7 @@ class _RunVerification:
         yield from self._journal_itself()
         for saved in self.saved:
             yield self._checkpoint(saved)
-        result, problem = self._read_result()
+        result, problem = read_result(self.folder, ResultFile)
         yield (its_data := self._data(result))
         if its_data.problem:
             yield Check("rounds and outputs", skipped="they cannot be repeated with different data")
@@ -116,17 +117,6 @@ class _RunVerification:
         splits = tuple(split for split in get_args(ClientSplit) if split in recorded)
         plan = self.experiment.model_copy(update={"evaluate_clients": splits})
         return replace(self.run, plan=plan)
-
-    def _read_result(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the content of `result.json`, or why it cannot be read; neither if the run is not finished."""
-        path = self.folder / RESULT
-        if not path.is_file():
-            return None, ""
-        try:
-            values: dict[str, Any] = json.loads(path.read_bytes())
-            return {**values, **json.loads(ResultFile.model_validate(values).model_dump_json())}, ""
-        except (ValueError, RecursionError) as error:
-            return None, f"unreadable ({str(error).splitlines()[0]})"
 
     def _data(self, result: Mapping[str, Any] | None) -> Check:
         recorded = {f"the checkpoint of round {each.step}": each.data_sha256 for each in self.saved}
@@ -277,15 +267,8 @@ class _RunVerification:
         none: dict[str, Any] = {"frozen_sha256": None, "personal": False, "inputs": {}}
         expected = none | labels(self.experiment, self.run.task)
         baselines = {"baselines": {}} | baselines_entry(self.experiment.model, self.run.task.data)
-        if result.get("narrowcast_version") != __version__:  # another version may have other labels, or none
-            expected = {name: value for name, value in expected.items() if result.get(name)}
-            baselines = baselines if result["baselines"] else {}
-        compared = f"name, algorithm, data, backend and all else that follows from {CONFIG} and the data"
-        yield Check(
-            "labels", compared, name_problem(result["name"], self.experiment.name) or difference(result, expected)
-        )
-        if baselines:
-            yield measured_check("baselines", f"measured again, against {RESULT}", result, baselines)
+        of = f"{CONFIG} and the data"
+        yield from label_checks(result, self.experiment.name, expected, baselines, of)
 
     def _model(self, result: Mapping[str, Any]) -> Iterator[Check]:
         """Compare the trained model with the last state, or measure it; compare its sha256."""
@@ -336,9 +319,33 @@ class _RunVerification:
         )
 
 
-def name_problem(name: str, expected: str) -> str:
-    """Return whether a run's name is not that of its configuration, with a number where that was taken, in words."""
-    return "" if re.fullmatch(rf"{re.escape(expected)}(-\d+)?", name) else f"name is {name}, not {expected}"
+def read_result(folder: Path, kind: type[BaseModel]) -> tuple[dict[str, Any] | None, str]:
+    """Return the content of `result.json`, or why it cannot be read; neither if the run is not finished."""
+    path = folder / RESULT
+    if not path.is_file():
+        return None, ""
+    try:
+        values: dict[str, Any] = json.loads(path.read_bytes())
+        return {**values, **json.loads(kind.model_validate(values).model_dump_json())}, ""
+    except (ValueError, RecursionError) as error:
+        return None, f"unreadable ({str(error).splitlines()[0]})"
+
+
+def label_checks(
+    result: Mapping[str, Any], name: str, expected: Mapping[str, Any], baselines: Mapping[str, Any], of: str
+) -> Iterator[Check]:
+    """Yield the checks of the labels in `result.json`, which follow from `of`, and of its baselines, measured again.
+
+    The run's name is that of its configuration, with a number where that was taken.
+    """
+    if result.get("narrowcast_version") != __version__:  # another version may have other labels, or none
+        expected = {label: value for label, value in expected.items() if result.get(label)}
+        baselines = baselines if result["baselines"] else {}
+    is_named = re.fullmatch(rf"{re.escape(name)}(-\d+)?", result["name"])
+    wrong = difference(result, expected) if is_named else f"name is {result['name']}, not {name}"
+    yield Check("labels", f"name and all else that follows from {of}", wrong)
+    if baselines:
+        yield measured_check("baselines", f"measured again, against {RESULT}", result, baselines)
 
 
 def _ledger(outcome: Outcome) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from typing import Any, get_args
 
 from safetensors import SafetensorError
 
-from narrowcast import __version__
 from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.checkpoint import Saved, read_checkpoints
 from narrowcast.platform.iterations import SolveState, begin, end_of, iterations
@@ -26,7 +24,7 @@ from narrowcast.runs.journal_sums import iterations_problem
 from narrowcast.runs.outputs import baselines_entry
 from narrowcast.runs.repetition import Budget, Leg, coverage, legs_of
 from narrowcast.runs.run_folder import ANSWER, CONFIG, ITERATIONS, RESULT, checkpoint_place
-from narrowcast.runs.run_verification import UNPROVABLE, name_problem
+from narrowcast.runs.run_verification import UNPROVABLE, label_checks, read_result
 from narrowcast.runs.solve_outputs import answer_sha256, labels, measured
 from narrowcast.runs.solve_result import SolveFile
 from narrowcast.solve_run import Solve, load_solve
@@ -61,7 +59,7 @@ class _SolveVerification:
         yield Check("sums", "times of the iterations", iterations_problem(self.journal.rounds))
         for saved in self.saved:
             yield self._checkpoint(saved)
-        result, problem = self._read_result()
+        result, problem = read_result(self.folder, SolveFile)
         yield (its_problem := self._data(result))
         if its_problem.problem:
             yield Check("iterations and outputs", skipped="they cannot be repeated with different data")
@@ -87,17 +85,6 @@ class _SolveVerification:
     def _states(self) -> dict[int, SolveState]:
         """The states of the checkpoints by iteration."""
         return {each.state.step: each.state for each in self.saved if each.state is not None}
-
-    def _read_result(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the content of `result.json`, or why it cannot be read; neither if the solve is not finished."""
-        path = self.folder / RESULT
-        if not path.is_file():
-            return None, ""
-        try:
-            values: dict[str, Any] = json.loads(path.read_bytes())
-            return {**values, **json.loads(SolveFile.model_validate(values).model_dump_json())}, ""
-        except (ValueError, RecursionError) as error:
-            return None, f"unreadable ({str(error).splitlines()[0]})"
 
     def _data(self, result: Mapping[str, Any] | None) -> Check:
         recorded = {f"the checkpoint of iteration {each.step}": each.data_sha256 for each in self.saved}
@@ -169,13 +156,8 @@ class _SolveVerification:
         yield Check(RESULT, "iterations, metrics, best values, targets, times and end against the journal", wrong)
         expected = labels(self.solve, self.problem)
         baselines = {"baselines": {}} | baselines_entry(self.problem)
-        if result.get("narrowcast_version") != __version__:  # another version may have other labels, or none
-            expected = {name: value for name, value in expected.items() if result.get(name)}
-            baselines = baselines if result["baselines"] else {}
-        compared = f"name, solver, problem, sizes and all else that follows from {CONFIG} and the problem"
-        yield Check("labels", compared, name_problem(result["name"], self.solve.name) or difference(result, expected))
-        if baselines:
-            yield measured_check("baselines", f"measured again, against {RESULT}", result, baselines)
+        of = f"{CONFIG} and the problem"
+        yield from label_checks(result, self.solve.name, expected, baselines, of)
 
     def _other_end(self, stopped_by: str) -> str:
         """Return whether a solve cannot have been ended by what it says, in words."""
