@@ -41,6 +41,8 @@ TEXTS = {
     "latex": "a_{b}%&\\input",
     "table": "a|b`c",
 }
+QUICK = ("window title", "bidi", "markup", "formula")
+"""Those that all commands show in the quick tests; one of each layer that would obey."""
 OBEYED = ("\x1b", "\x9b", "\a", "\b", "\r", "\u202e", "\u2066")
 
 
@@ -55,7 +57,11 @@ def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.fixture(params=TEXTS.values(), ids=TEXTS)
+@pytest.fixture(
+    params=[
+        pytest.param(text, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, text in TEXTS.items()
+    ]
+)
 def theirs(request: pytest.FixtureRequest, _finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a run and a solve, of which every name, label, setting and metric has a hostile text."""
     monkeypatch.chdir(tmp_path)
