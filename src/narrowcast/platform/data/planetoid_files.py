@@ -8,6 +8,7 @@ arrays are made from those records afterwards, by types on a list and with check
 from __future__ import annotations
 
 import pickletools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import IntArray
 
 _MOST_VALUES = 2**28
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _ADVICE = "download the file again"
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError)
 """Errors of pickletools and NumPy on damaged files."""
@@ -132,6 +134,22 @@ def _read(path: Path) -> Any:
         return _tree(file)
 
 
+def _opcodes(file: IO[bytes]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and arguments of a pickle's opcodes, as `pickletools.genops` does.
+
+    That decodes escapes in lines of text, and warns of those that Python does not know; the lines of names have none.
+    """
+    while code := file.read(1):
+        opcode = _OPCODES[code.decode("latin-1")]
+        argument = opcode.arg
+        if opcode.name == "GLOBAL":
+            yield opcode.name, " ".join(file.readline().decode("ascii").rstrip("\n") for _ in range(2))
+        elif argument is not None and argument.name.startswith("stringnl"):
+            raise ValueError(f"has the opcode {opcode.name}, which none of these files needs")
+        else:
+            yield opcode.name, None if argument is None else argument.reader(file)
+
+
 def _tree(file: IO[bytes]) -> Any:  # noqa: PLR0912 - a branch for each opcode
     """Return what a pickle describes, made of numbers, strings, tuples, lists, dictionaries and records alone.
 
@@ -139,18 +157,18 @@ def _tree(file: IO[bytes]) -> Any:  # noqa: PLR0912 - a branch for each opcode
     """
     stack: list[Any] = []
     memo: dict[Any, Any] = {}
-    for opcode, argument, _ in pickletools.genops(file):
-        match opcode.name:
+    for name, argument in _opcodes(file):
+        match name:
             case "PROTO":
                 pass
             case "BININT" | "BININT1" | "BININT2" | "SHORT_BINSTRING" | "BINSTRING":
                 stack.append(argument)
             case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
             case "EMPTY_TUPLE" | "EMPTY_LIST" | "EMPTY_DICT":
-                stack.append({"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict}[opcode.name]())
+                stack.append({"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict}[name]())
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack[-int(opcode.name[-1]) :] = [tuple(stack[-int(opcode.name[-1]) :])]
+                stack[-int(name[-1]) :] = [tuple(stack[-int(name[-1]) :])]
             case "MARK":
                 stack.append(_MARK)
             case "TUPLE":
@@ -168,10 +186,10 @@ def _tree(file: IO[bytes]) -> Any:  # noqa: PLR0912 - a branch for each opcode
                 state = stack.pop()
                 _expect(stack[-1], _Record).state = state
             case "APPEND" | "APPENDS":
-                values = [stack.pop()] if opcode.name == "APPEND" else _since_mark(stack)
+                values = [stack.pop()] if name == "APPEND" else _since_mark(stack)
                 _expect(stack[-1], list).extend(values)
             case "SETITEM" | "SETITEMS":
-                values = [stack.pop(-2), stack.pop()] if opcode.name == "SETITEM" else _since_mark(stack)
+                values = [stack.pop(-2), stack.pop()] if name == "SETITEM" else _since_mark(stack)
                 if not all(type(key) in (int, str) for key in values[::2]):  # others may take for ever to hash
                     raise ValueError("has a key that is neither a number nor a name")
                 _expect(stack[-1], dict).update(zip(values[::2], values[1::2], strict=True))
