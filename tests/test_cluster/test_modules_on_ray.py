@@ -62,5 +62,6 @@ def result_of(name: str, model: str, *words: str) -> dict[str, Any]:
         *("data.clients=40", "evaluate_every=3", "tracking.system_metrics=false", *words),
     )
     assert said.status == 0, said.err
-    assert ("are trained again" in said.err) is (name == "killed"), said.err
+    stopped = ("are trained again", "a host was stopped: it did not start")  # on a slow machine it may not have begun
+    assert any(words in said.err for words in stopped) is (name == "killed"), said.err
     return dict(json.loads((Path("runs") / name / "result.json").read_text()))
