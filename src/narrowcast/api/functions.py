@@ -289,7 +289,7 @@ def tune(
         output: folder of all runs and studies. Calling `tune` again resumes the study.
 
     """
-    from narrowcast.runs.plain_console import PlainConsole
+    from narrowcast.runs.terminal_output import PlainConsole
 
     check_installed("optuna", "tune")
     from narrowcast.tuning.study import prepare_study, run_study
@@ -336,7 +336,7 @@ def benchmark(
     from narrowcast.benchmarking.benchmark_display import BenchmarkDisplay
     from narrowcast.benchmarking.benchmark_file import load_benchmark
     from narrowcast.benchmarking.benchmark_run import prepare_benchmark, run_benchmark
-    from narrowcast.runs.plain_console import PlainConsole
+    from narrowcast.runs.terminal_output import PlainConsole
 
     check_address_of(backend, address)
     given = {"backend": "ray" if address is not None else backend, "address": address}

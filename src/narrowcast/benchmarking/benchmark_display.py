@@ -12,7 +12,7 @@ from narrowcast.benchmarking.benchmark_file import Instance
 from narrowcast.benchmarking.instance_runner import InstanceEnd
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, primary_metric
 from narrowcast.platform.tracking.units import format_short_seconds
-from narrowcast.runs.broken_pipe import output_may_end
+from narrowcast.runs.terminal_output import output_may_end
 
 
 class BenchmarkDisplay:

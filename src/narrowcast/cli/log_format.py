@@ -7,9 +7,8 @@ import logging
 import time
 from typing import Any
 
-from narrowcast.platform.errors import printable
 from narrowcast.platform.redaction import redact, redact_values
-from narrowcast.runs.broken_pipe import KEPT
+from narrowcast.runs.terminal_output import plain
 
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -35,7 +34,7 @@ class Text(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record, with the traceback that it may have."""
-        return printable(redact(super().format(record)), KEPT)
+        return plain(redact(super().format(record)))
 
 
 def write_log(*, as_json: bool) -> None:

@@ -40,7 +40,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.extras import EXTRA_OF, advice
 from narrowcast.platform.interruption import STOPPING
 from narrowcast.platform.plugins import said
-from narrowcast.runs.broken_pipe import OutputUntilClosed, discard_unread, open_missing_streams
+from narrowcast.runs.terminal_output import OutputUntilClosed, discard_unread, open_missing_streams
 
 
 class _Commands(click.Group):

@@ -8,10 +8,8 @@ from typing import Any
 
 import click
 
-from narrowcast.platform.errors import printable
 from narrowcast.platform.redaction import redact
-from narrowcast.runs.broken_pipe import KEPT
-from narrowcast.runs.plain_console import PlainConsole
+from narrowcast.runs.terminal_output import PlainConsole, plain
 
 FOLDER = click.Path(file_okay=True, path_type=Path)
 TRUST = click.option("--trust", is_flag=True, help="Let code run that a file names, though it is only looked at.")
@@ -26,7 +24,7 @@ def console() -> PlainConsole:
 
 def complain(text: str) -> None:
     """Print a line to stderr, without secrets and commands to the terminal."""
-    click.echo(f"narrowcast: {printable(redact(text), KEPT)}", err=True)
+    click.echo(f"narrowcast: {plain(redact(text))}", err=True)
 
 
 def _take_as_backend(context: click.Context, parameter: click.Parameter, value: Any) -> None:

@@ -7,8 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from html import escape
 
-from narrowcast.platform.errors import printable
-from narrowcast.runs.broken_pipe import KEPT
+from narrowcast.runs.terminal_output import plain
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -43,7 +42,7 @@ def html_page(title: str, parts: Iterable[str], *, style: str = "", script: str 
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy, run = f"{policy}; script-src 'sha256-{digest}'", f"<script>{script}</script>\n"
     head = _HEAD.format(title=escape(title), style=style, policy=policy)
-    return printable(head + "\n".join(parts), KEPT) + f"\n{run}</body>\n</html>\n"
+    return plain(head + "\n".join(parts)) + f"\n{run}</body>\n</html>\n"
 
 
 def section(title: str, content: str) -> str:

@@ -18,9 +18,9 @@ from narrowcast.platform.tracking.journal_lines import step_name, step_of
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, primary_metric, shares_of
 from narrowcast.platform.tracking.units import counted, format_bits, format_seconds, format_short_seconds
-from narrowcast.runs.broken_pipe import output_may_end
 from narrowcast.runs.prepare import PreparedRun
 from narrowcast.runs.prepare_solve import PreparedSolve
+from narrowcast.runs.terminal_output import output_may_end
 
 _TASKS = {
     "train_ratings": "rating prediction",

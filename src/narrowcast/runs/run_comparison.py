@@ -20,8 +20,8 @@ from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import units
 from narrowcast.runs.finished_run import FinishedRun
-from narrowcast.runs.plain_console import PlainConsole
 from narrowcast.runs.run_settings import settings_of
+from narrowcast.runs.terminal_output import PlainConsole
 from narrowcast.runs.text_table import Column, TextTable, table_of, with_spread
 
 if TYPE_CHECKING:

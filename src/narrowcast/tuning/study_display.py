@@ -12,7 +12,7 @@ from rich.table import Table
 
 from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.platform.tracking.units import format_seconds
-from narrowcast.runs.broken_pipe import output_may_end
+from narrowcast.runs.terminal_output import output_may_end
 from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_result import format_params, format_value, labelled
 from narrowcast.tuning.trial_record import TrialRecord

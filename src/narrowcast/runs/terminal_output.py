@@ -1,4 +1,8 @@
-"""Output that nobody can read: a closed pipe, terminal or stream, or a full disk, must not end a run."""
+"""What is printed: texts of others are shown as they are, and output that nobody can read does not end a run.
+
+A name in a file of somebody else could have escapes, which a terminal obeys, or brackets, which Rich takes for markup.
+A closed pipe, terminal or stream, or a full disk, takes no more output.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,41 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from narrowcast.platform.errors import printable
 
 logger = logging.getLogger(__name__)
-KEPT = "\n\t\xa0"
-"""Characters of printed text that are no letters, but layout."""
+_LAYOUT = "\n\t\xa0"
+"""Characters of printed text that are no letters."""
 _GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # EIO: the terminal was closed
+
+
+def plain(text: str) -> str:
+    """Return the text with its layout, without what a terminal or page would obey."""
+    return printable(text, _LAYOUT)
+
+
+class PlainConsole(Console):
+    """A console without markup, which prints no character of a text that a terminal would obey."""
+
+    def __init__(self, **options: Any) -> None:
+        """Take the options of a `Console`; `file` is stdout by default."""
+        own: dict[str, Any] = {"file": getattr(sys.stdout, "unfiltered", None), "markup": False, "emoji": False}
+        super().__init__(**(own | options))
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of what is printed; those of a control are the console's own.
+
+        Nothing stands in place of what is left out, since the widths of columns do not count it.
+        """
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text, "\n", instead=""), segment.style)
 
 
 def open_missing_streams() -> None:
@@ -64,7 +93,7 @@ class OutputUntilClosed:
     def write(self, text: str) -> int:
         """Write the text, or discard it; return its length."""
         with output_may_end():
-            self._stream.write(printable(text, KEPT) if self._filtered else text)
+            self._stream.write(plain(text) if self._filtered else text)
         return len(text)
 
     def flush(self) -> None:
