@@ -1,9 +1,11 @@
-"""The errors that end a run, and their exit status."""
+"""The errors that end a run, their exit status, and the texts of errors and warnings."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import re
+from functools import cache
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NOT_ASCII = re.compile(r"[^ -~]")
@@ -69,6 +71,12 @@ def described(error: BaseException) -> str:
 
     message = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
     return f"{type(error).__name__}: {(message.strip().splitlines() or ['no message'])[0]}"
+
+
+@cache
+def warn_once(logger: logging.Logger, text: str) -> None:
+    """Log a warning that this process has not logged yet."""
+    logger.warning("%s", text)
 
 
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

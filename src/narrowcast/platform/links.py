@@ -9,10 +9,9 @@ import logging
 import os
 import re
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, warn_once
 from narrowcast.platform.trust import is_trusted
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ def own_files(folder: Path) -> list[Path]:
     found = []
     for path in sorted(folder.rglob("*")):
         if leads_out(path, folder):
-            _say_once(f"{path} is a link to {_real(path)}, outside its folder, and is left out")
+            warn_once(logger, f"{path} is a link to {_real(path)}, outside its folder, and is left out")
         elif path.is_file():
             found.append(path)
     return found
@@ -68,8 +67,3 @@ def _names(text: str, path: Path) -> bool:
 
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))  # which, unlike `resolve`, takes links in a circle
-
-
-@cache
-def _say_once(text: str) -> None:
-    logger.warning("%s", text)

@@ -1,4 +1,4 @@
-"""What the numbers of a journal have to add up to: bits, times, clients and losses of rounds, times of iterations."""
+"""The sums of a journal: bits, times, clients and losses of rounds, and times of iterations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def rounds_problem(rows: Sequence[Row]) -> str:
         for name, value in expected.items():
             if row[name] != value:
                 return f"round {row['round']}: {name} is not the sum of the rounds' {name.removeprefix('total_')}"
-        if row.get("total_bits", total := sum(expected.values())) != total:
+        total = sum(expected.values())
+        if row.get("total_bits", total) != total:
             return f"round {row['round']}: total_bits is {row['total_bits']}, not {total}, uplink and downlink together"
         for name in ("simulated_seconds", "wall_seconds"):
             if (own := f"round_{name}") in row and not _is_sum(row[name], before[name], row[own]):

@@ -152,7 +152,7 @@ def measured(journal: Journal, experiment: Experiment, task: Task) -> dict[str, 
     last, lower = journal.rounds[-1], declared_by(experiment.model)
     participations = sum(row["clients"] for row in journal.rounds)
     return {
-        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
+        "final": journal.final_metrics(),
         "best": journal.best_metrics(lower),
         "targets": [each.model_dump() for each in reached(experiment.targets, journal.rounds, lower)],
         "rounds": last["round"],

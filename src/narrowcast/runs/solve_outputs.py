@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -72,7 +71,7 @@ def measured(journal: Journal, solve: Solve) -> dict[str, Any]:
     return {
         "iterations": step_of(last),
         "residual": last["residual"],
-        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
+        "final": journal.final_metrics(),
         "best": journal.best_metrics(lower),
         "targets": targets_of(solve.targets, journal.rounds, lower),
         "solver_seconds": last["solver_seconds"],

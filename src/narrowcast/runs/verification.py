@@ -23,7 +23,7 @@ from narrowcast.runs.run_verification import verify_run
 from narrowcast.runs.solve_verification import verify_solve
 
 _OF_FILES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
-"""What comparisons raise for files that are missing, or are not what the platform writes."""
+"""Errors of comparisons with files that are missing, or that the platform does not write."""
 
 
 def verify(folder: Path, rounds: int | None = None, *, trust: bool = False, seed: int | None = None) -> list[Check]:
@@ -91,13 +91,9 @@ def _without_code(folder: Path, code: str) -> Iterator[Check]:
         yield Check(table, "each value against the journal", table_problem(folder / table, journal.rounds_table()))
         result: dict[str, Any] = json.loads((folder / RESULT).read_bytes())
         last, lower = journal.rounds[-1], result.get("lower_is_better")
-        its = {"final": _finite(journal.final_metrics()), "best": journal.best_metrics(lower)}
+        its = {"final": journal.final_metrics(), "best": journal.best_metrics(lower)}
         its |= {name: last[name] for name in ("solver_seconds", "simulated_seconds", "residual") if name in last}
         its |= {name: last[f"total_{name}"] for name in ("uplink_bits", "downlink_bits") if f"total_{name}" in last}
         yield Check(RESULT, "metrics, bits and times against the journal", difference(result, its))
     rest = f"{code} is code of the run's own, which looking does not run; {remedy(folder)}"
     yield Check("everything else", skipped=rest)
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if abs(value) < float("inf")}

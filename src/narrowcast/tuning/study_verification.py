@@ -19,6 +19,7 @@ import optuna
 
 from narrowcast.platform.config import read_yaml
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.json_files import read_json
 from narrowcast.platform.trust import is_looking, remedy
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.checks import Check, difference
@@ -88,7 +89,7 @@ class _StudyVerification:
     file: StudyFile
     copies: Path
     attributes: dict[str, Any] = field(default_factory=dict)
-    """What the storage has of the study itself."""
+    """Those that the storage has of the study itself."""
 
     def __call__(self, budget: Budget) -> Iterator[Check]:
         yield from self._journal_itself()
@@ -356,10 +357,9 @@ def _other_row(evaluation: Evaluation, row: Row) -> str:
 def _json_in(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, empty if it is missing or damaged."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_json(path, "")
+    except UserError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _records_of_files(folder: Path) -> list[TrialRecord]:

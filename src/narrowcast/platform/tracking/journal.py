@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ class Journal:
     _synced_rounds: int = 0
     _failure: OSError | None = None
     _inode: int | None = None
-    """That of the file which this process has written; None before it does."""
+    """The inode of the file that this process has written; None before it has written any."""
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -273,11 +274,13 @@ class Journal:
         return list(dict.fromkeys(name for entry in entries for name in entry.get(CLIENT_METRICS_KEY, ())))
 
     def final_metrics(self) -> dict[str, float]:
-        """Return the metrics of the last evaluation and the training loss of the last round."""
+        """Return the finite ones of the last metrics and of the training loss of the last round."""
         metrics: dict[str, float] = {}
         for row in self.rounds:
             metrics |= evaluation(row)
-        return metrics | ({"loss": self.rounds[-1]["loss"]} if self.rounds and "loss" in self.rounds[-1] else {})
+        if self.rounds and "loss" in self.rounds[-1]:
+            metrics["loss"] = self.rounds[-1]["loss"]
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def best_metrics(self, declared: Declared = None) -> dict[str, dict[str, float]]:
         """Return the best value of each metric and the first round that had it; the lowest of a loss.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlparse, urlsplit
 
 from pydantic import Field
 
+from narrowcast.platform.errors import warn_once
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.section import Section
 
@@ -61,9 +61,10 @@ class StoreAddress:
     def say_what_is_withheld(self, remedy: str) -> None:
         """Log once that the credentials of the environment are not sent, if there are any, and how to send them."""
         if self.named_by != "user" and host_of(self.uri) is not None and _has_credentials():
-            _say_once(
+            warn_once(
+                logger,
                 f"MLflow's credentials of the environment are not sent to {self.shown}, since MLFLOW_TRACKING_URI "
-                f"names {'another host' if host_of(_environments()) else 'no host'}; to send them, {remedy}"
+                f"names {'another host' if host_of(_environments()) else 'no host'}; to send them, {remedy}",
             )
 
 
@@ -141,8 +142,3 @@ def _has_credentials() -> bool:
     # expanduser, unlike Path.home, does not raise for a user without a home folder
     file = Path(os.path.expanduser("~/.mlflow/credentials"))  # noqa: PTH111
     return file.is_file() or any(os.environ.get(f"MLFLOW_TRACKING_{name}") for name in _CREDENTIALS)
-
-
-@cache
-def _say_once(text: str) -> None:
-    logger.warning("%s", text)
