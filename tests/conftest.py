@@ -57,3 +57,17 @@ def shared_ray() -> Iterator[None]:
     with ray_cluster() as address, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", address)
         yield
+
+
+@pytest.fixture(scope="module")
+def run_and_solve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an output folder with a finished run, `digits`, and a finished solve, `asd`."""
+    import narrowcast as nc  # after the environment is set
+
+    output = tmp_path_factory.mktemp("finished")
+    settings = {"rounds": 2, "data.clients": 20, "tracking.system_metrics": False, "name": "digits"}
+    nc.run("fedavg-digits", settings, output=output, backend="local", progress=False)
+    solve = {"problem": {"kind": "synthetic_completion", "rows": 20, "columns": 20, "rank": 1}, "solver": "asd"}
+    tracking = {"system_metrics": False}
+    nc.run({**solve, "name": "asd", "iterations": 5, "tracking": tracking}, output=output, progress=False)
+    return output

@@ -21,9 +21,8 @@ from command_line import Said, narrowcast
 from narrowcast.cli.log_format import Text
 from narrowcast.platform.errors import printable
 from narrowcast.platform.tracking.run_plots import as_png, log_axis, new_figure
-from narrowcast.runs.broken_pipe import OutputUntilClosed
 from narrowcast.runs.html_page import html_page
-from narrowcast.runs.plain_console import PlainConsole
+from narrowcast.runs.terminal_output import OutputUntilClosed, PlainConsole
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 TEXTS = {
@@ -46,26 +45,17 @@ QUICK = ("window title", "bidi", "markup", "formula")
 OBEYED = ("\x1b", "\x9b", "\a", "\b", "\r", "\u202e", "\u2066")
 
 
-@pytest.fixture(scope="module")
-def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("finished")
-    settings = {"rounds": 2, "data.clients": 20, "tracking.system_metrics": False, "name": "digits"}
-    nc.run("fedavg-digits", settings, output=output, backend="local", progress=False)
-    solve = {"problem": {"kind": "synthetic_completion", "rows": 20, "columns": 20, "rank": 1}, "solver": "asd"}
-    tracking = {"system_metrics": False}
-    nc.run({**solve, "name": "asd", "iterations": 5, "tracking": tracking}, output=output, progress=False)
-    return output
-
-
 @pytest.fixture(
     params=[
         pytest.param(text, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, text in TEXTS.items()
     ]
 )
-def theirs(request: pytest.FixtureRequest, _finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def theirs(
+    request: pytest.FixtureRequest, run_and_solve: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """Return a folder with a run and a solve, of which every name, label, setting and metric has a hostile text."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(_finished, tmp_path / "theirs")
+    shutil.copytree(run_and_solve, tmp_path / "theirs")
     metric = "test.error" + str(request.param)
     for name, table in (("digits", "rounds.parquet"), ("asd", "iterations.parquet")):
         folder = tmp_path / "theirs" / name

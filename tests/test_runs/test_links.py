@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import narrowcast as nc
 from command_line import Said, narrowcast
 from narrowcast.platform.links import leads_out, own_files
 from narrowcast.tuning.study_folder import StudyFolder
@@ -18,21 +17,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWar
 SECRET = "a-secret-key-of-the-user"
 
 
-@pytest.fixture(scope="module")
-def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("finished")
-    settings = {"rounds": 2, "data.clients": 20, "tracking.system_metrics": False, "name": "digits"}
-    nc.run("fedavg-digits", settings, output=output, backend="local", progress=False)
-    solve = {"problem": {"kind": "synthetic_completion", "rows": 20, "columns": 20, "rank": 1}, "solver": "asd"}
-    tracking = {"system_metrics": False}
-    nc.run({**solve, "name": "asd", "iterations": 5, "tracking": tracking}, output=output, progress=False)
-    return output
-
-
 @pytest.fixture
-def runs(_finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runs(run_and_solve: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield a folder with a run and a solve of somebody else; beside it the user has a secret."""
-    shutil.copytree(_finished, tmp_path / "theirs", symlinks=True)
+    shutil.copytree(run_and_solve, tmp_path / "theirs", symlinks=True)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "key").write_text(SECRET)
     monkeypatch.chdir(tmp_path)

@@ -17,8 +17,7 @@ from mlflow.tracking._tracking_service import utils
 
 from command_line import Said, assert_refused, narrowcast
 from mlflow_server import MlflowServer
-from narrowcast.platform.errors import StoreError, UserError
-from narrowcast.platform.tracking import store_address
+from narrowcast.platform.errors import StoreError, UserError, warn_once
 from narrowcast.platform.tracking.mlflow_store import send_rounds
 from narrowcast.platform.tracking.store_address import StoreAddress, Tracking, host_of
 from narrowcast.platform.tracking.study_run import StudyStore
@@ -39,7 +38,7 @@ def _of_alice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "own-password")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    store_address._say_once.cache_clear()
+    warn_once.cache_clear()
     monkeypatch.chdir(tmp_path)
 
 
