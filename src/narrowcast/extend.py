@@ -1,4 +1,4 @@
-"""What a module of one's own imports: contracts and base classes of every kind, and the types between them.
+"""The imports of a plugin: contracts and base classes of every kind, and the types between them.
 
 ```python
 from narrowcast.extend import OPTIMIZER, Averaging, PrefixedArrays

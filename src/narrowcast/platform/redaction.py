@@ -47,7 +47,7 @@ _NO_VALUE = (
     r"(?:(?:none|null|true|false|environment|should|is|must|not|a|an|the)\b|<[\w -]*>)(?=[\"',;)}\]]|[.:]?(?:\s|$))"
     r"|\*\*\*"
 )
-"""What follows a name where no secret does: nothing, a choice, or the words of a message on the setting."""
+"""Texts after a name that are no secret: nothing, a choice, or the words of a message on the setting."""
 _ASSIGNMENT = re.compile(
     rf"""
     (?P<before> (?<![\w.-]) (?P<quote>["']?)

@@ -78,7 +78,7 @@ class PrivateSeed:
 
     It is no number, so that a function of the public seed refuses it. A seed that is `own` to the clients is the key of
     a hash (BLAKE2b) that gives each client its key for a purpose and a round: a stream, or a word of it, tells neither
-    the seed nor any other stream. Other seeds follow from the public one, which whoever knows it can do too, and their
+    the seed nor any other stream. Other seeds follow from the public one, as anybody who knows that can compute; their
     streams are made as public ones are.
     """
 

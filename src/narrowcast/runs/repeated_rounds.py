@@ -30,7 +30,7 @@ class Crash(Exception):  # noqa: N818 - of the server, not of this program
 
 @dataclass(frozen=True)
 class RepeatResult:
-    """What an attack read: of the `values` that the victim's update has besides zeros, `read` to the bit."""
+    """The result of an attack: of the `values` of the victim's update that are not zero, it has `read` some exactly."""
 
     attack: str
     values: int

@@ -28,7 +28,7 @@ START = "start.safetensors"
 _PATTERN = re.compile(r"[*?\[]")
 _NUMBER = re.compile(r"[0-9a-f]{16}")
 ANSWERED = "answered.jsonl"
-"""What the clients of a run with secure sums have answered, if their keys are those of the run."""
+"""The file with the answers of the clients under secure sums, if their keys are those of the run."""
 _ANSWERED_BESIDE_KEYS = "answered.id"
 _WRITTEN_BEFORE_ROUND_1 = {
     *("journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS, START),

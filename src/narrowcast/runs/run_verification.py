@@ -46,7 +46,7 @@ _OF_HEADERS = (
 )
 """The entries of a round and of its clients that follow from the size of headers."""
 UNPROVABLE = "times by the wall clock, git_commit, narrowcast_version, mlflow_run_id, drawn figures"
-"""What is in a run's folder and follows from nothing else there."""
+"""Entries of a run's folder that follow from nothing else there."""
 
 
 def verify_run(folder: Path, budget: Budget) -> Iterator[Check]:

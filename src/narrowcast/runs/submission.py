@@ -75,7 +75,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is asked for: a source with overrides, the name and folder of the job, and the variables of its environment.
+    """A request for a job: a source with overrides, the name and folder of the job, and variables of its environment.
 
     `of_caller`: the source is no file of somebody's, but what this process was given.
     """

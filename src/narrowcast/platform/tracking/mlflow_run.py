@@ -102,7 +102,7 @@ def open_run(
     """Create an MLflow run of the folder's name with its params, tags and data set, and return its first position.
 
     `data` may be `Cursor.data` of an earlier run. Those of the folder that the store takes for running are ended as
-    killed: whoever begins a run is alone in its folder, and a process that was killed may have left one.
+    killed: a process that begins a run is alone in its folder, and one that was killed may have left one.
     """
     place = hashlib.sha256(f"{socket.gethostname()}:{folder.resolve()}".encode()).hexdigest()[:16]
     artifacts = (folder.parent.resolve() / "mlartifacts").as_uri() if store.uri.startswith("sqlite:") else None
