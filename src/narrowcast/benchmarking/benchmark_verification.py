@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from narrowcast.benchmarking.benchmark_file import Benchmark, Instance, load_benchmark
@@ -37,8 +37,8 @@ def verify_benchmark(folder: Path, budget: Budget) -> Iterator[Check]:
 
 
 def _checks(folder: BenchmarkFolder, benchmark: Benchmark, budget: Budget) -> Iterator[Check]:
-    yield _ends(folder, benchmark)
     states, memory = folder.states(), WorkerMemory()
+    yield _ends(folder, benchmark, states)
     there = [each for each in benchmark.whole if (folder.path / each.name / CONFIG).is_file()]
     for instance in benchmark.whole:
         entry = states.get(instance.name, {"state": "waiting", "reason": ""})
@@ -53,17 +53,17 @@ def _checks(folder: BenchmarkFolder, benchmark: Benchmark, budget: Budget) -> It
     yield Check("the rest", skipped=_UNPROVABLE)
 
 
-def _ends(folder: BenchmarkFolder, benchmark: Benchmark) -> Check:
+def _ends(folder: BenchmarkFolder, benchmark: Benchmark, states: Mapping[str, Mapping[str, str]]) -> Check:
     compared = f"names and settings of the instances against {FILE}; finished ones have a result"
     known = {each.name: each for each in benchmark.whole}
-    for name, entry in folder.states().items():
+    for name, entry in states.items():
         if name not in known:
             return Check(ENDS, compared, f"{name} is no instance of {FILE}")
         if entry.get("digest") != known[name].digest():
             return Check(ENDS, compared, f"{name} was solved with other settings than those of {FILE}")
     ended = [each for each in benchmark.whole if folder.is_finished(each)]
     for instance in ended:
-        state = folder.states().get(instance.name, {}).get("state")
+        state = states.get(instance.name, {}).get("state")
         if state not in ("finished", "begun"):  # begun: the benchmark was killed before it noted the end
             return Check(ENDS, compared, f"{instance.name} has a result, and is {state or 'not there'}")
     return Check(ENDS, compared)
