@@ -25,10 +25,11 @@ from scipy.optimize import minimize
 
 from narrowcast.algorithms.channel.decomposition import least_error
 from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
-from narrowcast.algorithms.channel.error_curves import ErrorCurves, Neighbourhoods
+from narrowcast.algorithms.channel.error_curves import ErrorCurves
 from narrowcast.algorithms.channel.regions import GaussianRegion
 from narrowcast.catalog import ALLOCATIONS, CHANNELS
 from narrowcast.platform.types import Profiles
+from narrowcast.reproduce.wireless_errors import Neighbourhoods
 
 COHORT, POPULATION, SECONDS = 60, 100_000, 0.5
 

@@ -14,12 +14,11 @@ from typing import Literal
 import numpy as np
 
 from narrowcast.algorithms.channel.decomposition import least_error, out_of_reach
-from narrowcast.algorithms.channel.error_curves import Neighbourhoods
-from narrowcast.algorithms.channel.rounding import whole_levels
 from narrowcast.algorithms.channel.table_region import TableRegion
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.verdict import PaperVerdict
+from narrowcast.reproduce.wireless_errors import Neighbourhoods, whole_levels
 from narrowcast.reproduce.wireless_theory import QuantisedDescent
 
 REPORT = QuantisedDescent(smoothness=4, convexity=1, step_size=1 / 16, dimension=100, constants="report")

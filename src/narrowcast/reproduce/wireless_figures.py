@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.algorithms.channel.single_user import SingleUser, quantise_vectors, receive_vectors
+from narrowcast.algorithms.channel.single_user import SingleUser
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.verdict import PaperVerdict
+from narrowcast.reproduce.wireless_quantiser import quantise_vectors, receive_vectors
 
 DIMENSION, CONDITION, RUNS, STEPS, BUDGET = 100, 2.0, 40, 400, 8
 _LAST = slice(-100, None)

@@ -11,9 +11,9 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.algorithms.channel.error_curves import Neighbourhoods
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray
+from narrowcast.reproduce.wireless_errors import Neighbourhoods
 
 
 class QuantisedDescent(BaseModel):

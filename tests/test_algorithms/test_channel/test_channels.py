@@ -17,14 +17,7 @@ from narrowcast.algorithms.channel.links import Channel, Links
 from narrowcast.algorithms.channel.rayleigh import Rayleigh
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent
 from narrowcast.algorithms.channel.shared_band import MultipleAccess, RateTable
-from narrowcast.algorithms.channel.single_user import (
-    SingleUser,
-    clipping_bias,
-    quantise,
-    quantise_vectors,
-    receive,
-    receive_vectors,
-)
+from narrowcast.algorithms.channel.single_user import SingleUser
 from narrowcast.algorithms.channel.table_region import TableRegion
 from narrowcast.algorithms.channel.trace import Trace
 from narrowcast.catalog import ALLOCATIONS, CHANNELS, DOWNLINKS
@@ -316,49 +309,6 @@ def test_a_trace_with_holes_or_out_of_order_is_refused(text: str, message: str, 
         Trace(path=path).draw(profiles(np.array([0])), 0, 1)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_quantisation_is_unbiased_and_within_its_variance() -> None:
-    random = np.random.default_rng(0)
-    x = random.standard_normal(50) * np.arange(50)
-    for levels in (2, 7, 64):
-        drawn = quantise_vectors(np.tile(x, (20_000, 1)), levels, random)
-        spread = drawn.std(axis=0) / np.sqrt(20_000)
-        assert (np.abs(drawn.mean(axis=0) - x) <= 6 * spread + 1e-9).all()
-        factor = ((drawn - x) ** 2).sum(axis=1).mean() / (x**2).sum()
-        assert factor <= min(50 / (4 * levels**2), np.sqrt(50) / levels)
-        on_grid = np.abs(drawn / np.linalg.norm(x) * levels)
-        assert np.abs(on_grid - np.rint(on_grid)).max() < 1e-9
-    assert not quantise_vectors(np.zeros((2, 3)), 4, random).any()
-
-
-def test_a_channel_is_exact_up_to_its_budget_and_noisy_above() -> None:
-    random = np.random.default_rng(0)
-    values = np.repeat(quantise(np.linspace(0, 1, 9), 32, random), 100_000)
-    assert np.array_equal(receive(values, 32, 32.0, random), values)
-    arrived = receive(values, 32, 8.0, random)
-    assert not np.array_equal(arrived, values)
-    assert arrived.min() >= 0
-    assert arrived.max() <= 1
-    # in the middle: noise of 1 / (2 K), and the quantiser's own of at most 1 / (2 k)
-    middle = arrived.reshape(9, -1)[4]
-    assert 1 / 16 < middle.std() < np.sqrt(1 / 16**2 + 1 / 64**2) * 1.01
-    x = random.standard_normal((4, 6))
-    assert np.array_equal(
-        np.sign(receive_vectors(x, 2**16, 2.0, random)) * np.sign(x) >= 0, np.ones((4, 6), dtype=bool)
-    )
-
-
-def test_the_clipping_bias_is_what_is_measured() -> None:
-    random = np.random.default_rng(1)
-    budget, values = 8.0, np.array([0.0, 0.02, 0.0625, 0.3, 0.5, 0.95, 1.0])
-    arrived = receive(np.repeat(values[:, None], 400_000, axis=1), 2**16, budget, random)
-    bias = clipping_bias(values, budget)
-    assert np.abs(arrived.mean(axis=1) - values - bias).max() < 5e-4
-    assert bias[0] == pytest.approx(1 / (2 * budget * np.sqrt(2 * np.pi)))
-    assert bias[-1] == pytest.approx(-bias[0])
-    assert abs(bias[4]) < 1e-12
-    assert bias[0] > bias[1] > bias[2] > 0
 
 
 def test_a_budget_of_levels_is_a_rate() -> None:

@@ -1,4 +1,4 @@
-"""Rounding of a continuous allocation to feasible payloads: whole levels, or the points of a curve.
+"""Rounding of a continuous allocation to feasible payloads, such as the points of a curve.
 
 The exact solution is rounded down, which stays in the region. Then users take one step up wherever that fits, and one
 user's step is exchanged for another's, as long as the total error falls. No such step or exchange improves the result;
@@ -14,33 +14,12 @@ import numpy as np
 
 from narrowcast.algorithms.channel.decomposition import least_error
 from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
-from narrowcast.algorithms.channel.error_curves import Neighbourhoods
 from narrowcast.algorithms.channel.regions import TOLERANCE, Region, contains
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray
 
 _WORTH_IT = 1e-9
 """Least gain, relative to the total error; smaller ones are worth `TOLERANCE` of a capacity and would never end."""
-_MOST_LEVELS = 2.0**53
-"""Largest exact whole number of a float."""
-
-
-def whole_levels(errors: Neighbourhoods, region: Region, seconds: float, lower: FloatArray | None = None) -> IntArray:
-    """Return whole levels k >= 2^(lower / d), [n], with d log2 k bits each in the region, and small total error.
-
-    Raise `UserError` if the lower bounds, or the next whole levels above them, are infeasible.
-    """
-    exact = least_error(errors, region, seconds, lower)
-    least = np.ceil(errors.levels(np.maximum(errors.min_bits(), 0.0 if lower is None else lower)) * (1 - 1e-12))
-    least = np.where(np.isfinite(errors.values(errors.dimension * np.log2(least))), least, least + 1)
-    start = np.floor(np.minimum(errors.levels(exact) * (1 + 1e-12), _MOST_LEVELS))
-    start = np.maximum(least, start).astype(np.int64)
-    grid = _Levels(errors, least.astype(np.int64))
-    if not contains(region, grid.bits(start) / seconds):
-        start = grid.least.copy()
-    if not contains(region, grid.bits(start) / seconds):
-        raise UserError(f"the lowest whole levels, {start.tolist()}, need more than the links carry; give more seconds")
-    return _exchange(grid, region, seconds, start)
 
 
 def whole_points(curves: DistortionCurves, region: Region, seconds: float, lower: FloatArray | None = None) -> IntArray:
@@ -62,37 +41,28 @@ def whole_points(curves: DistortionCurves, region: Region, seconds: float, lower
         start = least
     if not contains(region, grid.bits(start) / seconds):
         raise UserError("the first points above the lower bounds need more than the links carry; give more seconds")
-    return _exchange(grid, region, seconds, start)
+    return exchange(grid, region, seconds, start)
 
 
-class _Grid(Protocol):
+class Grid(Protocol):
     """The payloads that can be sent, as steps in ascending order for each user; all [n]."""
 
     @property
-    def least(self) -> IntArray: ...
+    def least(self) -> IntArray:
+        """The lowest steps that are allowed."""
+        ...
 
-    def bits(self, steps: IntArray) -> FloatArray: ...
+    def bits(self, steps: IntArray) -> FloatArray:
+        """Return the bits of these steps."""
+        ...
 
-    def values(self, steps: IntArray) -> FloatArray: ...
+    def values(self, steps: IntArray) -> FloatArray:
+        """Return the errors that these steps leave."""
+        ...
 
     def up(self, steps: IntArray) -> IntArray:
         """Return the next step with more bits; the same step if there is none."""
         ...
-
-
-@dataclass(frozen=True)
-class _Levels:
-    errors: Neighbourhoods
-    least: IntArray
-
-    def bits(self, steps: IntArray) -> FloatArray:
-        return self.errors.dimension * np.log2(steps)
-
-    def values(self, steps: IntArray) -> FloatArray:
-        return self.errors.values(self.bits(steps))
-
-    def up(self, steps: IntArray) -> IntArray:
-        return steps + 1
 
 
 @dataclass(frozen=True)
@@ -111,7 +81,7 @@ class _Points:
         return np.where(self.bits(above) > self.bits(steps), above, steps)
 
 
-def _exchange(grid: _Grid, region: Region, seconds: float, start: IntArray) -> IntArray:
+def exchange(grid: Grid, region: Region, seconds: float, start: IntArray) -> IntArray:
     """Take steps up, and exchanges of a user's step for another's, best first, until none improves; return [n]."""
     steps = start.copy()
     n_users = len(steps)
