@@ -8,17 +8,22 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fixtures"))
+
+from ray_nodes import RayNodes
+
 DEADLINE_SECONDS = 400.0
 _LEFT_SECONDS = 120.0  # agents of Ray look for their killed head for a while
 _MARK = "NARROWCAST_INTERRUPTED"
 _QUIET = ["tracking.system_metrics=false", "checkpoint_seconds=1"]
+_FOLDER, _NAME = "FOLDER", "NAME"  # in a command: the path of the workload's folder, and its last part
 FILES = {
     "study.yaml": """
 experiment: {base: fedavg-digits, rounds: 40, evaluate_every: 5, tracking: {system_metrics: false}}
@@ -49,12 +54,16 @@ solve: {iterations: 500, tolerance: 1e-30, evaluate_every: 50, record_every: 5, 
 
 @dataclass(frozen=True)
 class Workload:
-    """A command to start, one to continue, the rounds, trials or lines that are there, and the end in letters."""
+    """A command to start, one to continue, the rounds, trials or lines that are there, and the end in letters.
+
+    `on_cluster` are words of the command by which a cluster works for it: that one is killed, not the one that waits.
+    """
 
     start: list[str]
     resume: list[str]
     progress: Callable[[Path], int]
     fingerprint: Callable[[Path], str]
+    on_cluster: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -67,14 +76,12 @@ class Reference:
 
 
 def _lines(folder: Path) -> int:
-    journal = folder / "run" / "journal.jsonl"
-    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+    return sum(journal.read_bytes().count(b"\n") for journal in folder.glob("*/journal.jsonl"))
 
 
 def _result(name: str) -> Callable[[Path], str]:
     def value(folder: Path) -> str:
-        result = folder / "run" / "result.json"
-        return str(json.loads(result.read_text())[name]) if result.exists() else ""
+        return "".join(str(json.loads(result.read_text())[name]) for result in folder.glob("*/result.json"))
 
     return value
 
@@ -133,26 +140,50 @@ IN_PROCESS = {
     ),
 }
 """Those that have no process but their own; the masked one has that of its keys."""
-WORKLOADS = {**IN_PROCESS, "masked run on Ray": _run("scolr-masked-ml1m", "rounds=30", "evaluate_every=30")}
+_SUBMIT = [
+    *("submit", "fedavg-digits", "rounds=150", "training.epochs=10", "backend={kind: ray, actors: 2}", *_QUIET),
+    *("--id", _NAME, "--output", _FOLDER, "--env", _MARK),
+]
+WORKLOADS = {
+    **IN_PROCESS,
+    "masked run on Ray": _run("scolr-masked-ml1m", "rounds=30", "evaluate_every=30"),
+    "job": Workload(_SUBMIT, _SUBMIT, _lines, _result("model_sha256"), frozenset(("run", "--continue"))),
+}
+
+
+@contextmanager
+def cluster() -> Iterator[Mapping[str, str]]:
+    """Start a Ray cluster of one node for jobs; yield the variables by which a command finds it."""
+    nodes = RayNodes(1, cpus=3)
+    try:
+        yield {
+            "RAY_API_SERVER_ADDRESS": nodes.address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": nodes.token,
+        }
+    finally:
+        nodes.kill()
 
 
 class Attempt:
     """One folder in which a workload is started, interrupted and continued; its streams go to `err`."""
 
-    def __init__(self, workload: Workload, folder: Path) -> None:
+    def __init__(self, workload: Workload, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.workload, self.folder = workload, folder
         self.mark = f"{os.getpid()}-{folder.name}"
+        self.environment = {**os.environ, **(environment or {}), _MARK: self.mark}
         self.process: subprocess.Popen[bytes] | None = None
         for name, content in FILES.items():
             (folder / name).write_text(content)
 
     def begin(self, words: list[str]) -> None:
         """Start a command in a session of its own."""
+        values = {_FOLDER: str(self.folder), _NAME: self.folder.name}
         with (self.folder / "err").open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "narrowcast", *words],
+                [sys.executable, "-m", "narrowcast", *(values.get(word, word) for word in words)],
                 cwd=self.folder,
-                env={**os.environ, _MARK: self.mark},
+                env=self.environment,
                 stdout=subprocess.DEVNULL,
                 stderr=err,
                 start_new_session=True,
@@ -174,9 +205,14 @@ class Attempt:
         return True
 
     def kill(self) -> None:
-        """Kill the command's own process."""
+        """Kill the command's own process, or that of its job if there is one yet, which the command then reports."""
         assert self.process is not None
-        self.process.kill()
+        words = self.workload.on_cluster
+        of_job = [each for each in self.processes() if words and words <= set(each.cmdline())]
+        for each in of_job:
+            each.kill()
+        if not of_job:
+            self.process.kill()
         self.process.wait()
 
     def processes(self) -> list[psutil.Process]:
@@ -207,9 +243,9 @@ def _marked(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-def undisturbed(workload: Workload, folder: Path) -> Reference:
+def undisturbed(workload: Workload, folder: Path, environment: Mapping[str, str] | None = None) -> Reference:
     """Run a workload without an interruption."""
-    attempt = Attempt(workload, folder)
+    attempt = Attempt(workload, folder, environment)
     began = time.monotonic()
     attempt.begin(workload.start)
     if attempt.wait() != 0:

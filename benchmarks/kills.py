@@ -1,9 +1,9 @@
-"""SIGKILL at random moments: runs, solves, studies, benchmarks and masked runs, on Ray too, continued to their end.
+"""SIGKILL at random moments: runs, solves, studies, benchmarks, masked runs and jobs, continued to their end.
 
 Each one must end with the `model_sha256` or `answer_sha256` of an undisturbed one, or a study with the same
 configurations and results. Three of four moments are uniform over the rounds, trials or lines, the others over the time
-that the undisturbed one took, imports included; every third one is killed again when it has been resumed. Finished
-records are in FILE, a CSV, and are not repeated.
+that the undisturbed one took, imports included; every third one is killed again when it has been resumed. A job runs on
+a Ray cluster of one node, where its process is killed. Finished records are in FILE, a CSV, and are not repeated.
 
     python benchmarks/kills.py FILE [--kills 40] [--only WORKLOAD]
 """
@@ -18,13 +18,15 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from interrupted import DEADLINE_SECONDS, WORKLOADS, Attempt, Reference, undisturbed
+from interrupted import DEADLINE_SECONDS, WORKLOADS, Attempt, Reference, cluster, undisturbed
 
 _COLUMNS = (
     *("workload", "number", "kills", "killed_at_seconds", "steps_then", "same", "started_again", "said"),
@@ -32,10 +34,12 @@ _COLUMNS = (
 )
 
 
-def kill_and_continue(name: str, number: int, reference: Reference, parent: Path) -> dict[str, Any]:
+def kill_and_continue(
+    name: str, number: int, reference: Reference, parent: Path, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """Kill the workload once or twice, continue it, and return the record."""
     workload, chances = WORKLOADS[name], random.Random(f"{name} {number}")
-    attempt = Attempt(workload, Path(tempfile.mkdtemp(dir=parent)))
+    attempt = Attempt(workload, Path(tempfile.mkdtemp(dir=parent)), environment)
     wanted, moments, progress, said, again = (2 if number % 3 == 2 else 1), [], [], [], 0
     began = time.monotonic()
     words = workload.start
@@ -90,14 +94,17 @@ def main() -> None:
     names = arguments.only or list(WORKLOADS)
     todo = [(names[place % len(names)], place // len(names)) for place in range(arguments.kills)]
     references: dict[str, Reference] = {}
-    with tempfile.TemporaryDirectory(prefix="narrowcast-kills-") as parent:
+    environments: dict[str, Mapping[str, str]] = {}
+    with tempfile.TemporaryDirectory(prefix="narrowcast-kills-") as parent, ExitStack() as stack:
         for name, number in todo:
             if (name, number) in done:
                 continue
             if name not in references:
-                references[name] = undisturbed(WORKLOADS[name], Path(tempfile.mkdtemp(dir=parent)))
+                environments[name] = stack.enter_context(cluster()) if WORKLOADS[name].on_cluster else {}
+                folder = Path(tempfile.mkdtemp(dir=parent))
+                references[name] = undisturbed(WORKLOADS[name], folder, environments[name])
                 print(f"{name}: {references[name].seconds:.1f} s undisturbed", flush=True)
-            record = kill_and_continue(name, number, references[name], Path(parent))
+            record = kill_and_continue(name, number, references[name], Path(parent), environments[name])
             _append(arguments.file, record)
             verdict = "same" if record["same"] else "DIFFERENT"
             then = record["steps_then"]
