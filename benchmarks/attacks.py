@@ -23,9 +23,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from attack_cells import MODES, READABLE, cell_experiment, measure_cell, some_users
 from narrowcast.platform.run import Run
-from narrowcast.runs.attack_cells import MODES, READABLE, cell_experiment, measure_cell, some_users
-from narrowcast.runs.repeated_rounds import RepeatAttacks
+from repeated_rounds import RepeatAttacks
 
 CSV = Path(__file__).with_suffix(".csv")
 KEY = ("mode", "attack", "cohort", "rounds")

@@ -78,8 +78,7 @@ if TYPE_CHECKING:
         PayloadError,
         Profiles,
     )
-    from narrowcast.runs.attack_trial import attack_run
-    from narrowcast.runs.server_transcript import record_transcript
+    from narrowcast.runs.attack_trial import attack_run, record_transcript
     from narrowcast.tuning.pruning import Pruner
     from narrowcast.tuning.samplers import Sampler
 
@@ -225,7 +224,7 @@ _HOMES = {
         "platform.types",
     ),
     "attack_run": "runs.attack_trial",
-    "record_transcript": "runs.server_transcript",
+    "record_transcript": "runs.attack_trial",
     "Pruner": "tuning.pruning",
     "Sampler": "tuning.samplers",
 }

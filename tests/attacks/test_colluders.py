@@ -7,14 +7,14 @@ import contextlib
 import numpy as np
 import pytest
 
+from attack_cells import cell_experiment, some_users
 from lossy_links import LOSING
 from masked_round import MaskedRound
 from narrowcast.algorithms.attacks.transcript import Transcript
 from narrowcast.algorithms.secure.shamir import SHARE_BYTES
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
-from narrowcast.runs.attack_cells import cell_experiment, some_users
-from narrowcast.runs.server_transcript import record_transcript
+from narrowcast.runs.attack_trial import record_transcript
 
 
 def recorded(secure: str) -> Transcript:

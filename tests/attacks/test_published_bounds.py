@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import attacks
-from narrowcast.runs.attack_cells import READABLE, measure_cell
+from attack_cells import READABLE, measure_cell
 
 ROOT = Path(__file__).parents[2]
 ROWS = list(attacks.read(attacks.CSV).values())

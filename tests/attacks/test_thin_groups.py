@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from attack_cells import cell_experiment, some_users
 from lossy_links import LOSING
 from narrowcast.algorithms.attacks.thin_group_attack import ThinGroup, read_thin_groups
 from narrowcast.algorithms.attacks.transcript import Transcript
-from narrowcast.runs.attack_cells import cell_experiment, some_users
-from narrowcast.runs.server_transcript import record_transcript
+from narrowcast.runs.attack_trial import record_transcript
 
 
 def attacked(smallest_group: int, adversary: str) -> tuple[Transcript, list[ThinGroup]]:

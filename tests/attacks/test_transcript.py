@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from attack_cells import cell_experiment, some_users
 from narrowcast.algorithms.attacks.transcript import RoundTranscript, Transcript
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.secure.protection import Masked
@@ -20,8 +21,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
-from narrowcast.runs.attack_cells import cell_experiment, some_users
-from narrowcast.runs.server_transcript import record_run, record_transcript
+from narrowcast.runs.attack_trial import record_run, record_transcript
 from secure_rounds import SMALL_CKKS, experiment, run_rounds
 from small_tasks import rows_task
 

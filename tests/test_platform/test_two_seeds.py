@@ -145,7 +145,7 @@ CLIENT_SIDE = {
     "algorithms/secure/secure_aggregation.py",
 }
 ASSEMBLY = {
-    *("experiment.py", "runs/remarks.py", "runs/repeated_rounds.py", "reproduce/colr_components.py"),
+    *("experiment.py", "runs/remarks.py", "reproduce/colr_components.py"),
     "laws/algorithm_laws.py",
 }
 
