@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from narrowcast.api.cluster_job import ClusterJob
-    from narrowcast.api.cut_rounding import CutRoundings, round_cut
     from narrowcast.api.functions import (
         benchmark,
         compare,
@@ -72,13 +71,11 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "load_run",
     "rounds",
     "iterations",
-    "round_cut",
     "Experiment",
     "Solve",
     "Result",
     "SolveResult",
     "Comparison",
-    "CutRoundings",
     "ClusterJob",
     "UserError",
     "RunFailed",
@@ -114,8 +111,6 @@ _HOMES = {
     "Result": "narrowcast.runs.result",
     "Comparison": "narrowcast.runs.comparison",
     "ClusterJob": "narrowcast.api.cluster_job",
-    "CutRoundings": "narrowcast.api.cut_rounding",
-    "round_cut": "narrowcast.api.cut_rounding",
     "UserError": "narrowcast.platform.errors",
     "RunFailed": "narrowcast.platform.errors",
 }

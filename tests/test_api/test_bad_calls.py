@@ -65,8 +65,6 @@ DIGITS: dict[str, Any] = {
         (lambda out: nc.compare([3], output=out), r"3 \(int\) is not a run; give its name, its folder, or a result"),
         (lambda out: nc.compare([], output=out), "no runs to compare; give at least one finished run"),
         (lambda out: nc.site(3, output=out), r"3 \(int\) is not a run; give"),
-        (lambda out: nc.round_cut(3, output=out), r"3 \(int\) is not a run; give"),
-        (lambda out: nc.round_cut("a", count="b", output=out), "count is 'b'; give a whole number of at least 1"),
         (lambda _: nc.submit("fedavg-digits", address=3), r"address is 3 \(int\); give the dashboard of the cluster"),
     ],
 )

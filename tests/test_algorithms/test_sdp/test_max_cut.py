@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,14 @@ def test_hyperplanes_give_the_cuts_of_a_plain_loop_in_any_parts() -> None:
     signs = 2 * found.sides - 1
     assert found.cuts.max() == (weights * (1 - np.outer(signs, signs))).sum() / 4
     assert len(set(found.cuts)) > 3
+
+
+def test_an_answer_is_rounded_by_the_hyperplanes_that_its_cut_was_measured_with() -> None:
+    problem = replace(SMALL.load(), roundings=50)
+    vectors = solved(Mixing(rank=6), problem, 5)["vectors"]
+    metrics, found = problem.measure({"vectors": 3 * vectors}), problem.rounded(3 * vectors, 80)
+    assert (metrics["cut"], metrics["mean_cut"]) == (found.cuts[:50].max(), found.cuts[:50].mean())
+    assert np.array_equal(found.cuts[50:], problem.rounded(vectors, 30, first=50).cuts)
 
 
 def plain_sweep(weights: FloatArray, vectors: FloatArray, order: Any, momentum: float) -> FloatArray:

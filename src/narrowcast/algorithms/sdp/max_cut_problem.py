@@ -112,8 +112,8 @@ class MaxCut:
         return self.graph.total / 2 - float(np.einsum("ik,ik->", vectors, sums)) / 4
 
     def rounded(self, vectors: FloatArray, count: int, first: int = 0) -> Roundings:
-        """Return the cuts of `count` hyperplanes of this problem's seed, those numbered from `first`."""
-        return round_by_hyperplanes(self.graph, vectors, count, self.seed, first)
+        """Return the cuts of vectors [n, k] by `count` hyperplanes of this problem's seed, from number `first` on."""
+        return round_by_hyperplanes(self.graph, unit_vectors(vectors), count, self.seed, first)
 
     def bound(self, dual: FloatArray) -> float:
         """Return the bound that y = `dual` [n] proves.
