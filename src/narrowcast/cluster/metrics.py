@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ray.util.metrics import Counter, Gauge
+from ray.util import metrics as ray_metrics
 
 from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.platform.client_contracts import ClientSplit
@@ -20,16 +20,20 @@ class RunMetrics:
 
     def __init__(self, run: str) -> None:
         self._labels = {"run": run}
-        self._round = Gauge("narrowcast_round", "completed rounds", _RUN)
-        self._round_seconds = Gauge("narrowcast_round_seconds", "wall time of the last round", _RUN)
-        self._part_seconds = Gauge("narrowcast_round_part_seconds", "wall time of its parts", (*_RUN, "part"))
-        self._clients = Gauge("narrowcast_clients_per_second", "clients trained per second in the last round", _RUN)
-        self._bits = Gauge(
+        self._round = ray_metrics.Gauge("narrowcast_round", "completed rounds", _RUN)
+        self._round_seconds = ray_metrics.Gauge("narrowcast_round_seconds", "wall time of the last round", _RUN)
+        self._part_seconds = ray_metrics.Gauge(
+            "narrowcast_round_part_seconds", "wall time of its parts", (*_RUN, "part")
+        )
+        self._clients = ray_metrics.Gauge(
+            "narrowcast_clients_per_second", "clients trained per second in the last round", _RUN
+        )
+        self._bits = ray_metrics.Gauge(
             "narrowcast_uplink_bits_per_second", "uplink bits produced per second in the last round", _RUN
         )
-        self._total_clients = Counter("narrowcast_clients", "participations", _RUN)
-        self._total_bits = Counter("narrowcast_uplink_bits", "uplink of all clients", _RUN)
-        self._queue = Gauge("narrowcast_queued_chunks", "chunks waiting for or at the client hosts", _RUN)
+        self._total_clients = ray_metrics.Counter("narrowcast_clients", "participations", _RUN)
+        self._total_bits = ray_metrics.Counter("narrowcast_uplink_bits", "uplink of all clients", _RUN)
+        self._queue = ray_metrics.Gauge("narrowcast_queued_chunks", "chunks waiting for or at the client hosts", _RUN)
 
     def queued(self, chunks: int) -> None:
         """Set the number of chunks that are not trained yet."""

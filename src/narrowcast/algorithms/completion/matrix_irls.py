@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.completion.completion_problem import Completion
+from narrowcast.algorithms.completion.factor_solver import State
 from narrowcast.algorithms.completion.low_rank_matrix import leading, random_block
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.algorithms.completion.residual_progress import PROGRESS, progress
@@ -17,7 +17,6 @@ from narrowcast.platform.section import Section
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
 
-State = dict[str, NDArray[Any]]
 _LEAST_SMOOTHING = 1e-15
 
 

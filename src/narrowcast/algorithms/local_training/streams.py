@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from narrowcast.algorithms.local_training.batches import SECOND_TRY, negative_keys
 from narrowcast.algorithms.local_training.compiled import compiled, over_clients, read_only
 from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.seeds import Words
 from narrowcast.platform.types import BoolArray, IntArray
 
 if TYPE_CHECKING:
     from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
     from narrowcast.platform.contracts import Task
 
-Words = NDArray[np.uint64]
 Places = NDArray[np.uint32]
 
 # SplitMix64, as in `narrowcast.platform.seeds`.
