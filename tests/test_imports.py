@@ -13,11 +13,11 @@ import narrowcast
 
 ROOT = Path(narrowcast.__file__).parent
 # What a room may import of the package; the files at its top may import everything.
-_BELOW = {"experiment", "solve_run", "laws", "catalog", "registry", "platform", "algorithms", "cluster"}
+_BELOW = {"_version", "experiment", "solve_run", "laws", "catalog", "registry", "platform", "algorithms", "cluster"}
 MAY_IMPORT = {
     "platform": {"platform"},
     "algorithms": {"platform", "algorithms"},
-    "cluster": {"platform", "cluster"},
+    "cluster": {"_version", "platform", "cluster"},
     "runs": {*_BELOW, "runs"},
     "tuning": {*_BELOW, "runs", "tuning"},
     "benchmarking": {*_BELOW, "runs", "benchmarking"},

@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from narrowcast._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from narrowcast.api.cluster_job import ClusterJob
     from narrowcast.api.functions import (
@@ -59,7 +61,6 @@ if TYPE_CHECKING:
     solvers: Namespace
     training: Namespace
 
-__version__ = "0.2.0"
 __all__ = [  # noqa: RUF022 - in the order of use
     "run",
     "solve",

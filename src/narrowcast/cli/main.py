@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 import click
 
-from narrowcast import __version__
+from narrowcast._version import __version__
 from narrowcast.cli.benchmark import benchmark
 from narrowcast.cli.check import check
 from narrowcast.cli.compare import compare

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from narrowcast import __version__
+from narrowcast._version import __version__
 from narrowcast.platform.errors import RunFailed, UserError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from narrowcast import __version__
+from narrowcast._version import __version__
 from narrowcast.benchmarking.benchmark_file import BenchmarkFile
 from narrowcast.catalog import REGISTRIES as OF_EXPERIMENTS
 from narrowcast.experiment import Experiment

@@ -15,7 +15,7 @@ from typing import Literal
 import psutil
 import torch
 
-from narrowcast import __version__
+from narrowcast._version import __version__
 from narrowcast.cluster import dashboard
 from narrowcast.cluster.listening import beyond_loopback, listening
 from narrowcast.cluster.preflight import requirements

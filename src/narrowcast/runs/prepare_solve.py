@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from narrowcast import __version__
+from narrowcast._version import __version__
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.iterations import Iteration, SolveState, begin, iterations, measured
 from narrowcast.platform.solver_contracts import Problem

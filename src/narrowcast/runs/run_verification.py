@@ -16,7 +16,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from safetensors import SafetensorError
 
-from narrowcast import __version__
+from narrowcast._version import __version__
 from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.checkpoint import Saved, read_checkpoints

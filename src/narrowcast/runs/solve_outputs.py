@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from narrowcast import __version__
+from narrowcast._version import __version__
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.disk import disk, sync_all
 from narrowcast.platform.iterations import SolveState, end_of

@@ -18,8 +18,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-import narrowcast
-from narrowcast import __version__
+from narrowcast import _version
 from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.preflight import SCRIPT, check_packages
 from narrowcast.cluster.ray_backend import RayBackend
@@ -70,7 +69,7 @@ class Submission:
 
     def metadata(self) -> dict[str, str]:
         """Metadata that is visible to everyone who lists the cluster's jobs."""
-        return {"version": __version__, "config_sha256": self.sha256, "folder": str(self.output / self.name)}
+        return {"version": _version.__version__, "config_sha256": self.sha256, "folder": str(self.output / self.name)}
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def submit(
             },
         }
         if send_package:
-            runtime_env["py_modules"] = [str(Path(narrowcast.__file__).parent)]
+            runtime_env["py_modules"] = [str(Path(_version.__file__).parent)]
         for line in check_packages(jobs, runtime_env):
             say(line)
         attempt = 1 if last is None else last.attempt + 1

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from narrowcast import __version__
+from narrowcast._version import __version__
 from narrowcast.platform.patterns import Matches
 
 Name = Annotated[
