@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
+from typing import Any, cast
 
-from narrowcast.platform.asynchronous import OpenStep
+from narrowcast.platform.asynchronous import OpenStep, close_step, open_step
 from narrowcast.platform.chunk_training import naming_round, train_together
 from narrowcast.platform.client_contracts import MeasuringExecutor
 from narrowcast.platform.client_metrics import Measure, with_client_metrics
@@ -14,7 +15,10 @@ from narrowcast.platform.contracts import Executor
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.open_round import OpenRound, TrainingCall
 from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.round_closing import close_round
+from narrowcast.platform.round_opening import open_round
 from narrowcast.platform.run import Run
+from narrowcast.platform.schedule import Schedule
 from narrowcast.platform.secure_contracts import SecureRounds
 from narrowcast.platform.simulation.stragglers import calls_to_repeat, replaced
 from narrowcast.platform.state import LiveState, RunState, start, stoppable
@@ -103,7 +107,12 @@ def _loop(
 
 def _open(live: LiveState) -> Opened:
     with naming_round(live.round_index + 1):
-        opened: Opened = live.run.plan.schedule.open(live)
+        match live.run.plan.schedule.kind:
+            case "synchronous":
+                return open_round(live)
+            case "buffered":
+                return open_step(live)
+        opened: Opened = cast(Schedule, live.run.plan.schedule).open(live)
         return opened
 
 
@@ -124,6 +133,16 @@ def _close(live: LiveState, opened: Opened, results: Results, measure: Measure |
         return results
     try:
         with naming_round(live.round_index + 1):
-            return with_client_metrics(live, live.run.plan.schedule.close(live, opened, results), measure)
+            return with_client_metrics(live, _closed(live, opened, results), measure)
     except RunFailed as error:
         return error
+
+
+def _closed(live: LiveState, opened: Any, results: list[ChunkResult]) -> Outcome:
+    match live.run.plan.schedule.kind:
+        case "synchronous":
+            return close_round(live, opened, results)
+        case "buffered":
+            return close_step(live, opened, results)
+    outcome: Outcome = cast(Schedule, live.run.plan.schedule).close(live, opened, results)
+    return outcome

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.section import Section
 
-if TYPE_CHECKING:  # the loop imports plans, and these their schedules
-    from narrowcast.platform.asynchronous import OpenStep
-    from narrowcast.platform.open_round import OpenRound
-    from narrowcast.platform.outcome import Outcome
-    from narrowcast.platform.state import LiveState
-    from narrowcast.platform.types import ChunkResult
-
 
 class Synchronous(Section):
     """Rounds: all clients of a cohort start together, and the server steps when those it waits for are done."""
 
     kind: Literal["synchronous"] = "synchronous"
-
-    def open(self, live: LiveState) -> OpenRound:
-        """Begin a round: sample the cohort and broadcast."""
-        from narrowcast.platform.round_opening import open_round
-
-        return open_round(live)
-
-    def close(self, live: LiveState, opened: OpenRound, results: list[ChunkResult]) -> Outcome:
-        """End the round: fold the results and step the server."""
-        from narrowcast.platform.round_closing import close_round
-
-        return close_round(live, opened, results)
 
 
 class Buffered(Section):
@@ -54,23 +35,12 @@ class Buffered(Section):
         0.5, ge=0, allow_inf_nan=False, description="an update s steps old has the weight (1 + s) ** -this"
     )
 
-    def open(self, live: LiveState) -> OpenStep:
-        """Send clients out until the next step has all of its updates."""
-        from narrowcast.platform.asynchronous import open_step
-
-        return open_step(live)
-
-    def close(self, live: LiveState, opened: OpenStep, results: list[ChunkResult]) -> Outcome:
-        """Step the server with these updates."""
-        from narrowcast.platform.asynchronous import close_step
-
-        return close_step(live, opened, results)
-
 
 class Schedule(Protocol):
-    """Contract of a schedule, a frozen model: the server's steps and the clients whose updates each uses.
+    """Contract of another schedule, a frozen model: the server's steps and the clients whose updates each uses.
 
-    The result of `open` has the `run` and the `calls` of local training, which are made before `close`.
+    `rounds.py` opens and closes the rounds of the two above. `live` is the `LiveState` of the run; the result of `open`
+    has the `run` and the `calls` of local training, which are made before `close`, which returns an `Outcome`.
     """
 
     @property
@@ -78,14 +48,14 @@ class Schedule(Protocol):
         """The schedule's name in the catalog."""
         ...
 
-    def open(self, live: LiveState) -> Any:
+    def open(self, live: Any) -> Any:
         """Begin a round: choose the clients that train, and broadcast to them."""
         ...
 
-    def close(self, live: LiveState, opened: Any, results: list[ChunkResult]) -> Outcome:
+    def close(self, live: Any, opened: Any, results: list[Any]) -> Any:
         """End the round with the results of its calls, in their order; advance `live` and return the outcome."""
         ...
 
 
 SCHEDULES = Registry("schedule", Schedule, {"synchronous": Synchronous, "buffered": Buffered})
-AnySchedule = Annotated[Schedule, SCHEDULES]
+AnySchedule = Annotated[Synchronous | Buffered | Schedule, SCHEDULES]
