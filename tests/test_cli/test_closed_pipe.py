@@ -29,7 +29,6 @@ COMMANDS = [
     ["data", "show", "digits", "--output", "partition"],
     ["reproduce", "--list"],
     ["manifest", "dockerfile"],
-    ["manifest", "compose"],
     ["tune"],
     ["list", "study"],
     ["compare", "one", "--csv", "table.csv", "--plot", "figure.png"],

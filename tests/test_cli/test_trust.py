@@ -94,7 +94,6 @@ def test_looking_at_a_file_runs_nothing(planted: Planted, tmp_path: Path) -> Non
         "data show": ("data", "show", "--output", tmp_path / "figures"),
         "doctor": ("doctor", "--output", tmp_path / "runs"),
         "keys": ("keys", "make", tmp_path / "keys"),
-        "manifest": ("manifest", "rayjob", "--experiment"),
         "dry run": ("run", "--dry-run", "--output", tmp_path / "runs"),
     }
     executions = []

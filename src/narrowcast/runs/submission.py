@@ -248,12 +248,12 @@ def _of_several_runs(command: str, values: Mapping[str, Any], files: Mapping[str
     return Submission(name, {**values, "name": name}, files, words, sha256, output, asked.variables, None)
 
 
-def with_files(experiment: Experiment | Solve, folder: str = "") -> tuple[dict[str, Any], dict[str, Path]]:
-    """Return the plain values with the files that they name as files/... in a folder, and these files by that path."""
+def with_files(experiment: Experiment | Solve) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Return the plain values with the files that they name as files/..., and these files by that path."""
     values, files = experiment.plain(), dict[str, Path]()
     for place, (path, file) in enumerate(_files_of(experiment)):
         target = f"files/{place}-{file.name}"
-        set_value(values, path, f"{folder}{target}")
+        set_value(values, path, target)
         files[target] = file
     return values, files
 

@@ -1,4 +1,4 @@
-"""The description of a cluster: nodes, disks, tracking store and references to secrets."""
+"""The description of a cluster and its image: nodes, disks and references to secrets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Workers(NodeDescription):
 
 
 class Disk(_Part):
-    """A shared folder: a claim on Kubernetes, a named volume with Compose, a path on plain machines."""
+    """A shared folder: a claim on Kubernetes."""
 
     path: Annotated[str, Matches(r"/\S+", "should be an absolute path without spaces")]
     volume: Name
@@ -59,32 +59,6 @@ class SecretKey(_Part):
 
     secret: Name
     key: Annotated[str, Matches(r"[A-Za-z0-9._-]+", "should have only letters, digits, '.', '_' and '-'")]
-
-
-class MlflowServer(_Part):
-    """The MLflow server of a Compose deployment."""
-
-    port: int = Field(5000, ge=1, le=65535)
-    workers: int = Field(2, ge=1)
-    postgres_image: str = "postgres:17"
-    artifacts: Annotated[
-        str,
-        Matches(
-            r"(s3|gs|wasbs|abfss|hdfs|file)://\S+|/\S+",
-            "should be an absolute path or an address of s3, gs, wasbs, abfss, hdfs or file, such as s3://bucket/mlflow",
-        ),
-    ] = "s3://narrowcast/mlflow"
-    object_store_endpoint: str | None = Field(None, description="endpoint of an S3-compatible store other than AWS")
-
-
-class Machines(_Part):
-    """Machines that Ray's launcher connects to by SSH."""
-
-    user: str = "ubuntu"
-    private_key: str = "~/.ssh/id_ed25519"
-    head: str = "head.example.org"
-    workers: tuple[str, ...] = ("worker-1.example.org", "worker-2.example.org")
-    container: bool = Field(True, description="run in a container of the image; false: in the user's login shell")
 
 
 class Deployment(_Part):
@@ -109,8 +83,6 @@ class Deployment(_Part):
     )
     service_account: Name | None = None
     log_format: Literal["text", "json"] = "json"
-    mlflow: MlflowServer = MlflowServer()
-    machines: Machines = Machines()
 
     @field_validator("workers")
     @classmethod

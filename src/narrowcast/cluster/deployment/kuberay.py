@@ -1,96 +1,24 @@
-"""Manifests for the KubeRay operator, version 1.5.1 or later, the first that distributes Ray's tokens."""
+"""The cluster of the KubeRay operator, version 1.5.1 or later, the first that distributes Ray's tokens."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from io import StringIO
-from pathlib import Path
 from typing import Any
 
 from narrowcast.cluster.deployment.description import Deployment, NodeDescription, Workers
 from narrowcast.cluster.ray_jobs import STOP_SECONDS
-from narrowcast.platform.config import write_yaml
-from narrowcast.platform.errors import UserError
-
-CONFIG_FOLDER = "/etc/narrowcast"
-_LARGEST = 1_000_000
-"""Bytes of a ConfigMap, a little below the limit of Kubernetes, 1 MiB."""
 
 
-def ray_cluster(deployment: Deployment) -> list[dict[str, Any]]:
+def ray_cluster(deployment: Deployment) -> dict[str, Any]:
     """Return the manifest of a permanent cluster, for `narrowcast submit`."""
-    return [
-        {
-            "apiVersion": "ray.io/v1",
-            "kind": "RayCluster",
-            "metadata": _metadata(deployment, deployment.name),
-            "spec": _cluster_spec(deployment),
-        }
-    ]
-
-
-def ray_job(
-    deployment: Deployment, name: str, config: Mapping[str, Any], files: Mapping[str, Path]
-) -> list[dict[str, Any]]:
-    """Return the manifests of one run on a cluster of its own; it is restarted at most twice if it fails.
-
-    `files` go with the configuration, by their paths beside it. Raise `UserError` if a ConfigMap cannot hold them.
-    """
-    text = StringIO()
-    write_yaml(config, text)
-    content = {"config.yaml": text.getvalue()}
-    # A key of a ConfigMap has no slash, so that the volume says which path each is at.
-    items = [{"key": "config.yaml", "path": "config.yaml"}]
-    for place, (path, file) in enumerate(files.items()):
-        key = f"{place}-{re.sub(r'[^-._a-zA-Z0-9]', '-', file.name)}"
-        content[key] = _text(file)
-        items.append({"key": key, "path": path})
-    if (size := sum(len(each.encode()) for each in content.values())) > _LARGEST:
-        raise UserError(
-            f"the configuration and its {len(files)} files have {size:,} bytes, and a ConfigMap holds {_LARGEST:,}; "
-            "put the modules into the image, or use a permanent cluster and narrowcast submit"
-        )
-    spec = _cluster_spec(deployment)
-    head = spec["headGroupSpec"]["template"]["spec"]
-    head["volumes"].append({"name": "config", "configMap": {"name": name, **({"items": items} if files else {})}})
-    head["containers"][0]["volumeMounts"].append({"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True})
-    run = f"python -m narrowcast run {CONFIG_FOLDER}/config.yaml --continue --output {deployment.runs.path}"
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": _metadata(deployment, name),
-            "data": content,
-        },
-        {
-            "apiVersion": "ray.io/v1",
-            "kind": "RayJob",
-            "metadata": _metadata(deployment, name),
-            "spec": {
-                "entrypoint": run,
-                "runtimeEnvYAML": f'env_vars:\n  RAY_JOB_STOP_WAIT_TIME_S: "{STOP_SECONDS}"\n',
-                "submissionMode": "K8sJobMode",
-                "backoffLimit": 2,
-                "shutdownAfterJobFinishes": True,
-                "ttlSecondsAfterFinished": 600,
-                "rayClusterSpec": spec,
-            },
-        },
-    ]
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: a manifest holds text in UTF-8 only ({error}); put it into the image") from error
-
-
-def _metadata(deployment: Deployment, name: str) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": "narrowcast", "app.kubernetes.io/instance": deployment.name}
-    return {"name": name, "namespace": deployment.namespace, "labels": labels}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": deployment.name, "namespace": deployment.namespace, "labels": labels},
+        "spec": _cluster_spec(deployment),
+    }
 
 
 def _cluster_spec(deployment: Deployment) -> dict[str, Any]:
