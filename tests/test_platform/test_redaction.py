@@ -190,6 +190,40 @@ B = "YWxpY2U6UXo3"  # alice:Qz7
             for word in ("not-", "a.", "The-", "null/", "is@", "<", "an:", "<a>")
         ),
         ("Cookie: a=Qz7; b", "Cookie: ***; b"),
+        # options of a command line, and lists of its words
+        ("--password Qz7", "--password ***"),
+        ("--password=Qz7 --host h", "--password=*** --host h"),
+        ("--token=Qz7", "--token=***"),
+        ("--token Qz7 --host h", "--token *** --host h"),
+        ("mysqldump -h h --password\tQz7 d", "mysqldump -h h --password\t*** d"),
+        ("--db-password 'a b Qz7' x", "--db-password '***' x"),
+        ('--password "a b Qz7" x', '--password "***" x'),
+        ("keytool -storepass-secret Qz7", "keytool -storepass-secret ***"),
+        ("java -password Qz7", "java -password ***"),
+        ("aws --secret-access-key Qz7", "aws --secret-access-key ***"),
+        ("--api-key Qz7, --x", "--api-key ***, --x"),
+        ("--access_token Qz7", "--access_token ***"),
+        ("--pass Qz7", "--pass ***"),
+        ("--auth Qz7", "--auth ***"),
+        ("--credentials Qz7", "--credentials ***"),
+        ("--PASSWORD Qz7", "--PASSWORD ***"),
+        ("--password -Qz7", "--password ***"),
+        ("--password is-Qz7", "--password ***"),
+        ("--password to-Qz7", "--password ***"),
+        ("--password 7", "--password ***"),
+        ("x --password \\\n  Qz7 \\\n  --host h", "x --password \\\n  *** \\\n  --host h"),
+        ("(narrowcast x --token Qz7)", "(narrowcast x --token ***)"),
+        ("sh -c 'x --token Qz7'", "sh -c 'x --token ***'"),
+        ("Command '['x', '--password', 'Qz7', '-v']' died", "Command '['x', '--password', '***', '-v']' died"),
+        ('["x", "--token", "Qz7"]', '["x", "--token", "***"]'),
+        ('["x","--token","Qz7"]', '["x","--token","***"]'),
+        ("['--password', b'Qz7']", "['--password', b'***']"),
+        ("['--password=Qz7', 'x']", "['--password=***', 'x']"),
+        ("curl -u alice:Qz7 h/x", "curl -u alice:*** h/x"),
+        ("curl --user alice:Qz7 h", "curl --user alice:*** h"),
+        ("curl --user=alice:Qz7 h", "curl --user=alice:*** h"),
+        ("curl -u 'alice:Qz7' h", "curl -u 'alice:***' h"),
+        ("['curl', '-u', 'alice:Qz7', 'h']", "['curl', '-u', 'alice:***', 'h']"),
         # schemes of authorization, users, and tokens that are known by how they begin
         ("Authorization: Bearer Qz7", "Authorization: ***"),
         ("Authorization: Basic Qz7", "Authorization: ***"),
@@ -263,6 +297,17 @@ def test_a_secret_is_hidden_in_every_spelling(text: str, shown: str) -> None:
             "author: me",
         ),
         *("no token: the cluster asks for one", "signature: (x, y)", "pass: 3 of 4", "monkey: 1", "keys: a, b"),
+        # options without a secret, and words on options
+        *("--password --host h", "--no-password -v", "--token-file x", "--password-file x", "--tokens 80", "--key 3"),
+        *("--token is needed", "give --token to use it", "--password or --token", "--password, which is old"),
+        *("--token <token>", "--password", "give it by --token.", "['--password', '--host']", "--ask-password | x"),
+        *(
+            "narrowcast sync --tracking-uri http://h",
+            "run my-token x",
+            "a-password is x",
+            "-u alice h",
+            "docker run -u 1000:100",
+        ),
         # names of metrics, kinds, files and words of sentences
         *(
             "validation.hr@10 = 0.41",
@@ -288,7 +333,22 @@ def test_what_is_no_secret_stays_readable(text: str) -> None:
 
 def test_a_long_text_is_read_in_time() -> None:
     began = time.monotonic()
-    for piece in ("a.", "a-b", "password", "'", "x:", "Bearer a", "eyJ", "a:b@", "token: ", "http://"):
+    for piece in (
+        "a.",
+        "a-b",
+        "--",
+        "-u a",
+        "--token ",
+        "'--token', ",
+        "password",
+        "'",
+        "x:",
+        "Bearer a",
+        "eyJ",
+        "a:b@",
+        "token: ",
+        "http://",
+    ):
         redact(piece * (100_000 // len(piece)))
     assert time.monotonic() - began < 60
 

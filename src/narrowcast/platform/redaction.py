@@ -3,7 +3,8 @@
 An address is parsed by the library that opens it: that of a database by SQLAlchemy, any other by urllib. One whose
 password has an `@` or the like that is not percent-encoded can be read in two ways: it is hidden up to its scheme, and
 refused where it would be used. Of its parameters those stay that are known to be harmless, since a secret may have any
-name. In other texts a value is hidden if its name says that it is one, or if it is written as credentials are.
+name. In other texts a value is hidden if its name says that it is one, or if it is written as credentials are. In a
+command line, or a list of its words, that is the word after an option.
 """
 
 from __future__ import annotations
@@ -48,13 +49,22 @@ _NO_VALUE = (
     r"|\*\*\*"
 )
 """Texts after a name that are no secret: nothing, a choice, or the words of a message on the setting."""
+_AFTER_OPTION = (
+    r"(?-i:-{1,2}[a-z])|[|&<>]|\\\n|"
+    r"(?:and|are|as|by|can|for|from|has|if|in|needs|of|on|or|takes|that|to|was|which|with)\b[.:,]?(?:\s|$)"
+)
+"""Texts after an option that are no value of it: another option, the end of a command, the words of a message."""
 _ASSIGNMENT = re.compile(
     rf"""
     (?P<before> (?<![\w.-]) (?P<quote>["']?)
       (?: (?:{_SECRET}) (?P=quote) (?:\s?=\s?|%3D|:[ \t]+|(?<=["']):)
-        | (?:{_LESS_SURE}) (?P=quote) (?:\s?=\s?|%3D|(?<=["']):[ \t]*) ) (?:b(?=["']))?)
+        | (?:{_LESS_SURE}) (?P=quote) (?:\s?=\s?|%3D|(?<=["']):[ \t]*)
+        | (?P<option>-{{1,2}}(?:{_SECRET}|{_LESS_SURE})) (?P=quote) (?:(?<=["']),[ \t]*|(?<!["'])[ \t]+(?:\\\n[ \t]*)?)
+      ) (?:b(?=["']))?)
+    (?(option)(?!["'](?-i:-{{1,2}}[a-z])))
     (?: "(?P<double>(?:[^"\\]|\\.)+)" | '(?P<single>(?:[^'\\]|\\.)+)'
-      | (?!{_NO_VALUE}) (?P<plain>(?:(?:bearer|basic|digest|token)[ ]+)?[^\s"',;)}}\]]\S*?) (?=["',;.)}}\]]*(?:\s|$)) )
+      | (?!{_NO_VALUE}) (?(option)(?!{_AFTER_OPTION}))
+        (?P<plain>(?:(?:bearer|basic|digest|token)[ ]+)?[^\s"',;)}}\]]\S*?) (?=["',;.)}}\]]*(?:\s|$)) )
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -63,6 +73,9 @@ _KNOWN_FORM = re.compile(
     r"\beyJ[\w-]{8,}\.[\w.-]+|\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|xox[abeprs]-|dapi|sk-)[\w-]{16,}|\bAKIA[0-9A-Z]{16}\b"
 )
 """Tokens that are known by how they begin: JSON web tokens, those of code forges, of clouds."""
+_USER_OF_OPTION = re.compile(
+    r"(?<![\w-])((?:-u|--(?:proxy-)?user)(?:['\"],[ \t]*['\"]|[ =]['\"]?)(?!\d+:)[\w.@+-]+):[^\s'\"]+"
+)
 _USER = re.compile(r"(?<![\w/.@%])([A-Za-z][\w.+-]*):([^\s:/@'\"]+)@(?=[A-Za-z\[(]|\d+\.\d+\.)")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://\S+")
 _AROUND = "'\"`)>],;:."
@@ -107,6 +120,7 @@ def redact(text: str) -> str:
     text = _ASSIGNMENT.sub(_hide_value, text)
     text = _SCHEME.sub(_hide_credentials, text)
     text = _KNOWN_FORM.sub(HIDDEN, text)
+    text = _USER_OF_OPTION.sub(rf"\1:{HIDDEN}", text)
     return _USER.sub(rf"\1:{HIDDEN}@", text) if "@" in text else text
 
 
