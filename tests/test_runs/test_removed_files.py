@@ -21,8 +21,13 @@ def at_round(number: int, change: Callable[[], object]) -> Callable[[Mapping[str
     return lambda row: change() if row["round"] == number else None  # type: ignore[func-returns-value]
 
 
-def run(output: Path, on_round: Callable[[Mapping[str, Any]], None], resume: tuple[str, ...] = ()) -> dict[str, Any]:
-    name, settings = (None, []) if resume else ("fedavg-digits", [*SETTINGS, "backend=local"])
+def run(
+    output: Path,
+    on_round: Callable[[Mapping[str, Any]], None],
+    resume: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    name, settings = (None, []) if resume else ("fedavg-digits", [*SETTINGS, "backend=local", *more])
     (prepared,) = session.prepare_runs(name, settings, output, resume)
     return session.run(prepared, on_round)
 
@@ -77,3 +82,28 @@ def test_a_configuration_that_is_gone_is_written_again(
     assert run(tmp_path, at_round(number, remove))["model_sha256"] == whole
     assert f"{config} was removed, and is written again" in caplog.text
     assert [config.read_text()] == contents
+
+
+@pytest.mark.parametrize("number", [3, 6])
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: os.truncate(path, path.read_bytes().index(b"\n") + 1)])
+def test_a_run_whose_clients_record_is_gone_ends_and_repeats_no_round_without_it(
+    number: int, change: Callable[[Path], object], tmp_path: Path
+) -> None:
+    masked = ("secure=masked", "clients_per_round=6", "checkpoint_every=4")
+    whole = run(tmp_path / "whole", lambda _: None, more=masked)["model_sha256"]
+    record, kept = tmp_path / "run" / "answered.jsonl", tmp_path / "kept"
+
+    def lose() -> None:
+        kept.write_bytes(record.read_bytes())
+        change(record)
+        if number == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises((UserError, KeyboardInterrupt), match=f"{record} was .*put it back" if number == 3 else None):
+        run(tmp_path, at_round(number, lose), more=masked)
+    with pytest.raises(
+        UserError, match=f"{record} has clients' answers up to round .*, and the run has recorded {number} r"
+    ):
+        run(tmp_path, lambda _: None, resume=("run",))
+    record.write_bytes(kept.read_bytes())
+    assert run(tmp_path, lambda _: None, resume=("run",))["model_sha256"] == whole

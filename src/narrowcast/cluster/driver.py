@@ -19,6 +19,7 @@ from narrowcast.platform.host_time import host_time
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
+from narrowcast.platform.secure_contracts import check_answered
 from narrowcast.platform.state import Interrupted, RunState
 
 _BATCH_SECONDS = 0.1  # sending a batch of rounds takes the driver milliseconds in which its hosts wait
@@ -62,7 +63,10 @@ class Driver:
         metrics = RunMetrics(self._run.plan.name)
         executor: Executor = Metered(pool, metrics)
         secure = self._secure and self._secure.rounds(RemoteKeyStore(self._key_service), self._run.task)
-        pool.settled_round = max(state.settled_round, secure.answered_round if secure else 0)
+        pool.settled_round = state.settled_round
+        if secure is not None:
+            check_answered(secure, self._run.answered, state.settled_round)
+            pool.settled_round = max(state.settled_round, secure.answered_round)
         try:
             for outcome in rounds(self._run, executor, state, secure):
                 metrics.record(outcome)

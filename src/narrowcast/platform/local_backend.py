@@ -16,7 +16,7 @@ from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
 from narrowcast.platform.section import Section
-from narrowcast.platform.secure_contracts import ClientKeyStore
+from narrowcast.platform.secure_contracts import ClientKeyStore, check_answered
 from narrowcast.platform.state import RunState
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
 
@@ -37,7 +37,9 @@ class LocalBackend(Section):
             yield from rounds(run, LocalExecutor(run), state)
             return
         with secure.key_store_process(run.answered) as key_store:
-            yield from rounds(run, LocalExecutor(run, key_store), state, secure.rounds(key_store, run.task))
+            server = secure.rounds(key_store, run.task)
+            check_answered(server, run.answered, state.settled_round)
+            yield from rounds(run, LocalExecutor(run, key_store), state, server)
 
 
 @dataclass(frozen=True)

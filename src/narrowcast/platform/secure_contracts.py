@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
 
 if TYPE_CHECKING:
@@ -76,6 +76,15 @@ class SecureSums(Protocol):
     def rounds(self, key_store: ClientKeyStore, task: Task) -> SecureRounds:
         """Return the server's side of one run."""
         ...
+
+
+def check_answered(rounds: SecureRounds, answered: Path | None, recorded_round: int) -> None:
+    """Raise `UserError` if the clients' record has not all rounds that the run has; None: they keep no record."""
+    if answered is not None and rounds.answered_round < recorded_round:
+        raise UserError(
+            f"{answered} has clients' answers up to round {rounds.answered_round}, and the run has recorded "
+            f"{recorded_round} rounds: it was removed or cut; put it back, or start a new run"
+        )
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def test_what_was_not_synced_is_cut_and_other_damage_is_one_line(tmp_path: Path)
 def test_clients_answer_nothing_that_they_cannot_write_down(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = KeyStore(Masked(), tmp_path / "file" / "answered.jsonl")
-    with pytest.raises(UserError, match=r"clients answer no round that they cannot write down: .*; make room"):
+    with pytest.raises(UserError, match=r"clients answer no round that they cannot write down: .*; remove what has"):
         store.call("begin", 1, begin())
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"cannot write down: .*folder"):
@@ -187,6 +187,44 @@ def test_after_a_full_disk_nothing_is_written_behind_half_a_line(tmp_path: Path)
     with pytest.raises(UserError, match="No space left"):
         record.begin(2, begin())
     assert AnsweredRounds(path).last == 1
+
+
+def put_another_there(path: Path) -> None:
+    path.rename(path.with_name("kept"))
+    path.write_bytes(path.with_name("kept").read_bytes()[::-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (Path.unlink, r"answered\.jsonl was removed: clients do not answer"),
+        (lambda path: path.write_bytes(b""), r"was changed \(\d+ bytes were written, 0 are there\): clients"),
+        (lambda path: path.write_bytes(path.read_bytes().splitlines(keepends=True)[0]), r"was changed \("),
+        (lambda path: path.write_bytes(path.read_bytes() + b"{}\n"), r"was changed \("),
+        (put_another_there, r"was changed \("),
+    ],
+)
+@pytest.mark.parametrize("asked", ["the round in progress", "the next round"])
+def test_clients_answer_nothing_more_if_their_record_is_not_what_they_wrote(
+    asked: str, change: Any, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "answered.jsonl"
+    store = KeyStore(Masked(), path)
+    for round_index in (1, 2):
+        store.call("begin", round_index, begin())
+        store.call("secrets", round_index, secrets_of())
+        if round_index == 1:
+            store.call("reveal", 1, reveal())
+    whole = path.read_bytes()
+    change(path)
+    ask = ("reveal", 2, reveal()) if asked == "the round in progress" else ("begin", 3, begin())
+    for _ in range(2):
+        with pytest.raises(UserError, match=said):
+            store.call(*ask)
+    path.write_bytes(whole)
+    store.call(*ask)
+    assert path.read_bytes().startswith(whole)
+    assert len(path.read_bytes().splitlines()) == len(whole.splitlines()) + 1
 
 
 def test_a_line_for_each_cohort_and_each_list_is_short(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ crash, with the same requests and under new masks: it opens the same sum. Everyt
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.platform.disk import disk, make_folders
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, remedy
 from narrowcast.platform.types import Arrays, PayloadError, arrays_sha256
 
 NO_MODEL = b""
@@ -54,13 +55,14 @@ class _Round:
 class AnsweredRounds:
     """The answers of one run, in a file of one JSON line each; without a path they are kept in memory.
 
-    Raise `UserError` for a file that is damaged, or that cannot be read or written.
+    Raise `UserError` for a file that is damaged, that cannot be read or written, or that is not what was written to it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         # Lines and not what they say: of a long run that is resumed, most are never looked at.
         self._path, self._lines, self.last = path, dict[int, list[bytes]](), 0
         self._failure: OSError | None = None
+        self._size, self._written, self._inode = 0, hashlib.sha256(), -1
         if path is not None:
             try:
                 self._read(path)
@@ -79,8 +81,9 @@ class AnsweredRounds:
         """Record the request that begins a round.
 
         Raise `PayloadError` for a round that was begun by another request, and for one before the last that was not
-        begun since this object was made.
+        begun since this object was made; `UserError` if the file is no longer what was written.
         """
+        self._check_file()
         cohort = arrays_sha256(request).hex()
         if round_index not in self._lines and round_index <= self.last:
             raise PayloadError(f"round {round_index} comes before round {self.last}, which clients have answered")
@@ -121,6 +124,7 @@ class AnsweredRounds:
         """Take an entry, and write it down durably."""
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         if self._path is not None:
+            self._check_file()
             try:
                 if self._failure is not None:
                     raise self._failure  # after half a line, nothing
@@ -140,6 +144,33 @@ class AnsweredRounds:
         round_index = int(entry["round"])
         self._lines.setdefault(round_index, []).append(line)
         self.last = max(self.last, round_index)
+        self._size += len(line)
+        self._written.update(line)
+
+    def _check_file(self) -> None:
+        """Raise `UserError` if somebody has removed or changed the file: clients that come after would not know it."""
+        if self._path is None or self._failure is not None:
+            return
+        try:
+            found = self._path.stat()
+            same = found.st_size == self._size
+            if same and found.st_ino != self._inode:  # put back, or not looked at before
+                same = hashlib.sha256(self._path.read_bytes()).digest() == self._written.digest()
+        except FileNotFoundError:
+            if not self._size:
+                return
+            changed = "was removed"
+        except OSError as error:
+            raise UserError(_unusable(self._path, error)) from error
+        else:
+            if same:
+                self._inode = found.st_ino
+                return
+            changed = f"was changed ({self._size:,} bytes were written, {found.st_size:,} are there)"
+        raise UserError(
+            f"{self._path} {changed}: clients do not answer if what they answered may be forgotten; put it back, then "
+            "resume the run, or start a new one"
+        )
 
     def _read(self, path: Path) -> None:
         """Read the file, and cut a last line that is damaged: it was not synced, so that its answer has not left."""
@@ -163,7 +194,4 @@ class AnsweredRounds:
 
 
 def _unusable(path: Path, error: OSError) -> str:
-    return (
-        f"clients answer no round that they cannot write down: {path} ({error.strerror}); make room, or let its folder "
-        "be written"
-    )
+    return f"clients answer no round that they cannot write down: {path} ({error.strerror}); {remedy(error)}"
