@@ -256,7 +256,7 @@ class _Simulation:
             self.starts = True
         elif "MLflow" in line or "narrowcast sync" in line:
             self.machine.store.go_up()
-        elif "make room, then resume" in line or "then resume" in line:
+        elif "then resume" in line:
             self.starts = False
         elif "cannot write" in line or "another folder" in line:
             pass

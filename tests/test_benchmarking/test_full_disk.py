@@ -16,7 +16,7 @@ from narrowcast.benchmarking.benchmark_file import load_benchmark
 from narrowcast.benchmarking.benchmark_folder import ENDS, BenchmarkFolder
 from studies import EXPERIMENT, ONE_OBJECTIVE, RATES, trials, write_study
 
-TOO_LARGE = "([Errno 27] File too large); make room, then give the same command, which goes on\n"
+TOO_LARGE = "([Errno 27] File too large); raise the limit for the size of a file (ulimit -f), then give the same command, which goes on\n"
 BENCHMARK = """
 problems: {wide: {kind: synthetic_completion, rows: 3000, rank: 40, fraction: 0.05}}
 solvers: {scaled_asd: scaled_asd, asd: asd}

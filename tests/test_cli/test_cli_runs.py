@@ -165,7 +165,7 @@ def test_a_run_that_cannot_write_fails_with_advice(runs: Path) -> None:
     (folder / "rounds.parquet").mkdir()
     words = ("run", "--resume", "low", "--output", runs)
     said = narrowcast(*words)
-    advice = f"make room, then resume the run [narrowcast run --resume low --output {runs}]"
+    advice = f"remove what has the place of a file, then resume the run [narrowcast run --resume low --output {runs}]"
     assert_refused(said, f"cannot write to {folder} (", advice, status=1)
     (folder / "rounds.parquet").rmdir()
     assert narrowcast(*words).status == 0

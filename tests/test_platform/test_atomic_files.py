@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from narrowcast.platform.atomic_files import write_atomically
-from narrowcast.platform.disk import Disk, using
+from narrowcast.platform.disk import GO_ON, Disk, disk, using, writing
+from narrowcast.platform.errors import RunFailed
 
 
 def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
@@ -76,3 +78,34 @@ def test_a_file_is_its_owners_alone_from_its_first_byte(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "fsync", look)
     write_atomically(path, b"secret", mode=0o600)
     assert (modes[0], path.stat().st_mode & 0o777) == (0o600, 0o600)
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/dev/full", "make room"),
+        ("a" * 300, "give a shorter name, or another output folder"),
+        (".", "remove what has the place of a file"),
+        ("file/b", "remove what has the place of a file"),
+        ("gone/b", "put back the folder that was removed"),
+    ],
+)
+def test_what_cannot_be_written_is_said_with_what_to_do_about_it(path: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFailed) as failed, writing(tmp_path, GO_ON):
+        disk().append(tmp_path / path, b"content")
+    reason = f"[Errno {failed.value.__cause__.errno}]"  # type: ignore[union-attr]
+    assert str(failed.value).startswith(f"cannot write to {tmp_path} ({reason} ")
+    assert str(failed.value).endswith(f"); {advice}, then {GO_ON}")
+
+
+@pytest.mark.parametrize("number", sorted(errno.errorcode))
+def test_only_a_full_disk_is_said_to_be_full(number: int) -> None:
+    with pytest.raises(RunFailed) as failed, writing(Path("runs"), "resume the run"):
+        raise OSError(number, os.strerror(number))
+    line = str(failed.value)
+    assert ("make room" in line) == (number in (errno.ENOSPC, errno.EDQUOT))
+    assert ("mount the disk so that it can be written" in line) == (number == errno.EROFS)
+    assert ("see to the disk, which fails" in line) == (number == errno.EIO)
+    assert ("let this user write there" in line) == (number in (errno.EACCES, errno.EPERM))
+    assert os.strerror(number) in line

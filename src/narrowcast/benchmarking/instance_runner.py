@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from narrowcast.benchmarking.benchmark_file import Instance
-from narrowcast.platform.errors import RunFailed, StoreRefused, UserError, disk_failure
+from narrowcast.platform.errors import RunFailed, StoreRefused, UserError, disk_failure, remedy
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.iterations import begin
 from narrowcast.platform.json_files import read_json
@@ -92,7 +92,7 @@ def solve_instance(job: InstanceJob, memory: WorkerMemory) -> Generator[Instance
         yield InstanceEnd(name, "stopped", str(error))
     except Exception as error:
         if (failure := disk_failure(error)) is not None:
-            yield InstanceEnd(name, "stopped", f"{job.output / name} cannot be written ({failure}); make room")
+            yield InstanceEnd(name, "stopped", f"{job.output / name} cannot be written ({failure}); {remedy(failure)}")
             return
         if isinstance(error, RunFailed | UserError):
             yield InstanceEnd(name, "failed", str(error))

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from itertools import takewhile
 from pathlib import Path
 
-from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.errors import RunFailed, UserError, remedy
 
 
 class Disk:
@@ -84,12 +84,12 @@ GO_ON = "give the same command, which goes on"
 
 
 @contextmanager
-def writing(folder: Path, remedy: str) -> Iterator[None]:
-    """Raise `RunFailed` with the remedy if a file of the folder cannot be written in the block."""
+def writing(folder: Path, afterwards: str) -> Iterator[None]:
+    """Raise `RunFailed` with the remedy, and what to do `afterwards`, if a file cannot be written in the block."""
     try:
         yield
     except OSError as error:
-        raise RunFailed(f"cannot write to {folder} ({error}); make room, then {remedy}") from error
+        raise RunFailed(f"cannot write to {folder} ({error}); {remedy(error)}, then {afterwards}") from error
 
 
 def expand_home(path: str | Path) -> Path:

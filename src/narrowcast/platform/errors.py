@@ -91,6 +91,27 @@ def disk_failure(error: BaseException | None) -> OSError | None:
     return None
 
 
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
+    errno.EFBIG: "raise the limit for the size of a file (ulimit -f)",
+    errno.EIO: "see to the disk, which fails (the kernel's log says more)",
+    errno.EROFS: "mount the disk so that it can be written",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "let this user write there"),
+    errno.ENAMETOOLONG: "give a shorter name, or another output folder",
+    **dict.fromkeys(
+        (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY), "remove what has the place of a file"
+    ),
+    errno.ENOENT: "put back the folder that was removed",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit for open files (ulimit -n)"),
+    errno.ESTALE: "mount the network's disk again",
+}
+
+
+def remedy(error: OSError) -> str:
+    """Return what to do about a file that cannot be written."""
+    return _REMEDIES.get(error.errno or 0, "mend that")
+
+
 def shown(value: object) -> str:
     """Return a wrong value, shortened, with its type."""
     text = repr(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.platform.config import suggest
-from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.errors import RunFailed, UserError, remedy
 from narrowcast.platform.tracking.mlflow_run import check_store
 from narrowcast.platform.tracking.run_plots import METRICS
 from narrowcast.platform.tracking.units import format_percent, format_seconds
@@ -89,7 +89,7 @@ def reproduce(
         files[1].write_text(as_csv(verdicts))
     except OSError as error:
         raise RunFailed(
-            f"cannot write to {output} ({error.strerror}); free some space, then repeat the command"
+            f"cannot write to {output} ({error.strerror}); {remedy(error)}, then repeat the command"
         ) from error
     return Reproduction(title, tuple(notes), verdicts, [*files, *plots])
 

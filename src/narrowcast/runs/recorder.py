@@ -13,7 +13,7 @@ from narrowcast.platform.atomic_files import remove_parts
 from narrowcast.platform.checkpoint import prune_checkpoints, replace_checkpoints, save_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.disk import disk, remove_tree, writing
-from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.errors import RunFailed, UserError, remedy
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.step import KeptState, Step
@@ -75,7 +75,7 @@ class Recorder:
             )
         except OSError as error:
             raise RunFailed(
-                f"cannot write a checkpoint to {place} ({error}); make room, then resume the run"
+                f"cannot write a checkpoint to {place} ({error}); {remedy(error)}, then resume the run"
             ) from error
 
     def _keep_config(self) -> None:
