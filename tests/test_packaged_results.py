@@ -62,41 +62,6 @@ def test_in_this_process(row: dict[str, str], tmp_path: Path) -> None:
     assert_as_written_down(row, "local", tmp_path)
 
 
-ONE_SEED = {
-    "fedavg-digits": (
-        20,
-        (),
-        "07f199aa6961715a14aa21a5eee1e6e0d4ca4a5a814a2dad7a436328c9cf290d",
-        61_616_000 - 400 * 40,
-    ),
-    "scolr-ml100k": (20, (), "ba298ec16f8055a9675080269df86d01c38a3fdced4c6d117692a0943e7d0d4c", 103_117_000),
-    "scolr-ml100k, coded": (
-        3,
-        (
-            "training.shared_negatives=true",
-            "algorithm.rank_policy=uniform",
-            "algorithm.codec={kind: quantise, levels: 10, norms: column, rounding: dithered}",
-        ),
-        "2fab854dc165ab591ea3ed86726b1ca2e7a03c052f7392027c453157236ea3b7",
-        3_196_480 + 180 * 56,  # 180 headers of 8 bytes, in which the rank has no byte of its own any more
-    ),
-}
-"""Rounds, settings, model_sha256 and uplink bits of version 0.1, in which the server and the clients had one seed.
-
-The bits differ by the headers: 400 of fedavg-digits have 40 bits less, 1200 of scolr-ml100k 24 less, and there ranks
-that follow from the link's bandwidth are higher where these bits were missing, which changes the model too.
-"""
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=needing(case.partition(",")[0])) for case in ONE_SEED])
-def test_with_one_seed_the_results_are_those_of_version_0_1(case: str, tmp_path: Path) -> None:
-    rounds, settings, model_sha256, uplink_bits = ONE_SEED[case]
-    result = result_of(case.partition(",")[0], "local", rounds, tmp_path, "client_seed=0", *settings)
-    assert result["uplink_bits"] == uplink_bits
-    if processor() == "znver4/AVX512":  # float32 sums are ordered differently on others
-        assert result["model_sha256"] == model_sha256
-
-
 ON_RAY = {"fedavg-digits", "scolr-mnist", "scolr-channel-ml1m"}
 """One of each kind of model, and one with a radio, as joining Ray takes a quarter of a minute.
 

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from narrowcast.algorithms.channel.radio import CellRadio
-from narrowcast.algorithms.federated.earlier_algorithms import translate_earlier_algorithm
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.secure.optional_imports import library
 from narrowcast.algorithms.secure.protection import NoProtection
@@ -36,7 +35,7 @@ from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet,
 from narrowcast.platform.disk import expand_home
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import Role, role_of
-from narrowcast.platform.identity import Identified, digest_of
+from narrowcast.platform.identity import Identified
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.model_kinds import MODELS
@@ -190,13 +189,6 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         own = values.get("client_seed") not in (None, values.get("seed"))
         return super().identity_of(values) | ({"client_streams": "hashed"} if own else {})
 
-    def digests(self, written: Mapping[str, Any]) -> set[str]:
-        """Return the digests that a checkpoint of this experiment may have, `written` as values in its config.yaml.
-
-        An earlier version may have written other names, or fewer fields, than this one reads from them.
-        """
-        return {self.digest(), digest_of(self.identity_of(packaged.with_present_keys(written)))}
-
 
 def load_experiment(source: str | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()) -> Experiment:
     """Return the experiment of a name, file, mapping or object, with overrides `a.b=value`."""
@@ -208,7 +200,7 @@ def load_experiment(source: str | Mapping[str, Any] | Experiment, overrides: Ite
 
 def load_replicas(source: str | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()) -> list[Experiment]:
     """Return the experiment of `load_experiment` once for every combination of the values under `replicas`."""
-    overrides = packaged.with_new_names(overrides)
+    overrides = list(overrides)
     if isinstance(source, Experiment):
         if not overrides:
             return [source]
@@ -270,7 +262,6 @@ def _read_grid(model: type[BaseModel], values: Any, origin: str) -> dict[str, li
 
 def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
     """Return the validated experiment, with the default model and the training defaults of its data set."""
-    values = translate_earlier_algorithm(values, origin)
     model, training = values.get("model", {}), values.get("training", {})
     if isinstance(model, dict):
         values = {**values, "model": {"kind": _suited_model(values), **model}}

@@ -172,7 +172,7 @@ class _Study:
     def train(self, process: _Process, client: StudyClient, trial: ProposedTrial) -> None:
         process.rounds += 1
         row = {"round": process.rounds, "validation.accuracy": quality(trial.params, process.rounds)}
-        row |= {"total_uplink_bits": 1, "total_downlink_bits": 1, "simulated_seconds": 1.0}
+        row |= {"total_uplink_bits": 1, "total_downlink_bits": 1, "total_bits": 2, "simulated_seconds": 1.0}
         if client.report(trial.number, row) or process.rounds == _ROUNDS:
             state = client.tell(trial.number, row)
             self.history.log.append(f"{self.now:.0f} s: trial {trial.number} by {process.identity}: {state}")

@@ -1,9 +1,8 @@
-"""The Python API: names, laziness, threads, errors, the trained model, and runs of version 0.1."""
+"""The Python API: names, laziness, threads, errors, and the trained model."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
 import narrowcast as nc
@@ -172,12 +170,6 @@ def test_bad_input_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_former_name_of_backend_is_accepted_with_the_new_one(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="executor= is now called backend="):
-        result = nc.run("fedavg-digits", {**QUICK, "rounds": 1}, executor="local", output=tmp_path, progress=False)
-    assert result.file.backend == "local"
-
-
 def test_overrides_are_plain_values_objects_or_arrays(tmp_path: Path) -> None:
     overrides = {
         "rounds": np.int64(1),
@@ -276,57 +268,6 @@ def test_the_bare_loop_gives_the_rounds_and_leaves_no_file(tmp_path: Path, monke
     assert [each.record.round for each in outcomes] == [1, 2, 3]
     assert outcomes[-1].state is not None
     assert list(tmp_path.iterdir()) == []
-
-
-def as_written_by_version_0_1(folder: Path, target: Path) -> Path:
-    """A copy of a run with the former names, and without the trained model."""
-    shutil.copytree(folder, target)
-    (target / "model.safetensors").unlink()
-    yaml = YAML(pure=True)
-    config = yaml.load((target / "config.yaml").read_text())
-    config["executor"] = config.pop("backend")
-    config["name"] = target.name
-    with (target / "config.yaml").open("w") as stream:
-        yaml.dump(config, stream)
-    result = json.loads((target / "result.json").read_text())
-    result["executor"] = result.pop("backend")
-    result["targets"] = [{"metric": "test.accuracy", "at_least": 0.0, "rounds_to": 1}]
-    result["targets"][0] |= {"simulated_seconds_to": 1.0, "uplink_bits_to": 8}
-    (target / "result.json").write_text(json.dumps(result))
-    return target
-
-
-def test_a_run_of_version_0_1_is_read_and_resumed(
-    tmp_path: Path, digits: nc.Result, output: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = nc.load_run(as_written_by_version_0_1(digits.folder, tmp_path / "old"))
-    assert old.file.backend == "local"
-    assert old.targets[0].value == 0.0
-    assert accuracy(old.model(), old) == pytest.approx(digits.final["test.accuracy"], abs=1e-12)
-    assert len(nc.compare([old, digits]).table) == 2
-    uri = f"sqlite:///{output}/mlflow.db"
-    resumed = nc.run(None, {"rounds": 4, "tracking.uri": uri}, output=tmp_path, resume="old", progress=False)
-    straight = nc.run("fedavg-digits", {**QUICK, "rounds": 4}, backend="local", output=tmp_path, progress=False)
-    assert resumed.model_sha256 == straight.model_sha256
-    assert "executor is now called backend" in caplog.text
-
-
-@pytest.mark.parametrize("words", [("--executor", "local"), ("executor=local",), ("executor.kind=local",)])
-def test_the_former_name_on_the_command_line(tmp_path: Path, words: tuple[str, ...]) -> None:
-    quick = (f"{path}={json.dumps(value)}" for path, value in QUICK.items())
-    said = narrowcast("run", "fedavg-digits", *quick, *words, "--output", tmp_path)
-    assert said.status == 0
-    assert len(said.err.splitlines()) == 1
-    assert "is now called " in said.err
-    assert json.loads((tmp_path / "fedavg-digits" / "result.json").read_text())["backend"] == "local"
-
-
-def test_the_former_name_in_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "old.yaml"
-    file.write_text("data: {kind: digits, clients: 20}\nmodel: mlp\nalgorithm: fedavg\nrounds: 1\nexecutor: local\n")
-    said = narrowcast("run", file, "tracking.system_metrics=false", "--output", tmp_path)
-    assert (said.status, said.err) == (0, f"WARNING: {file}: executor is now called backend\n")
-    assert said.out.startswith("old: fedavg on digits, model mlp, 1 round, backend local\n")
 
 
 def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path) -> None:

@@ -168,12 +168,6 @@ def test_a_missing_checkpoint_is_said_to_be_missing(tmp_path: Path, content: byt
         load_checkpoint(folder, RunState)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_said_to_be_one(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "state.safetensors").write_bytes(with_metadata(content, format="narrowcast-2"))
-    with pytest.raises(UserError, match=r"of an earlier version of narrowcast; .* the version that began it"):
-        load_checkpoint(tmp_path, RunState)
-
-
 class Dangerous:
     def __init__(self, path: Path) -> None:
         self.path = path

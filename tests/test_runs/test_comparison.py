@@ -26,7 +26,7 @@ from narrowcast.runs.text_table import TextTable
 
 N_ROUNDS = 20
 TOP_5_TARGET = {"metric": "test.top_5", "value": 0.2, "simulated_seconds_to": None, "uplink_bits_to": None}
-TOP_5_TARGET |= {"rounds_to": None}
+TOP_5_TARGET |= {"total_bits_to": None, "rounds_to": None}
 
 
 def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes: Any) -> Path:
@@ -36,6 +36,7 @@ def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes:
     rounds = {
         "round": index,
         "total_uplink_bits": index * 8_000_000 * scale,
+        "total_bits": index * (8_000_000 * scale + 400_000_000),
         "simulated_seconds": index * 249.0,
         "test.hr@10": pa.array(curve, mask=index % 5 != 0),
     }
@@ -44,6 +45,7 @@ def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes:
         "name": folder.name,
         "algorithm": "scolr",
         "data": "ml-1m",
+        "backend": "local",
         "seed": 17,
         "rounds": N_ROUNDS,
         "final": {
@@ -62,7 +64,9 @@ def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes:
         "mlflow_run_id": None,
         "git_commit": None,
     }
-    (folder / "result.json").write_text(json.dumps(result | changes), encoding="utf-8")
+    result |= changes
+    result["total_bits"] = result["uplink_bits"] + result["downlink_bits"]
+    (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
     return folder
 
 
@@ -187,17 +191,18 @@ def test_the_figure_has_a_line_a_run_and_a_legend_that_covers_no_data(n_runs: in
     folders = [write_run(tmp_path / f"scolr-rank-{index}", 0.5 + index / 100) for index in range(n_runs)]
     figure = compare(folders).figure()
     figure.draw_without_rendering()
-    rounds, uplink, time = figure.axes
+    rounds, uplink, total, time = figure.axes
     assert rounds.get_xlabel() == "round"
     assert np.asarray(rounds.lines[0].get_xdata()).tolist() == [5, 10, 15, 20]
     assert uplink.get_xscale() == "log"
     assert (uplink.get_xlabel(), time.get_xlabel()) == ("cumulative uplink (MB)", "simulated time (min)")
     assert uplink.get_ylabel() == time.get_ylabel() == "test HR@10 (%)"
-    for axes in (rounds, uplink, time):
+    for axes in (rounds, uplink, total, time):
         assert [line.get_label() for line in axes.lines] == [folder.name for folder in folders]
         looks = {(str(line.get_color()), str(line.get_linestyle())) for line in axes.lines}
         assert len(looks) == n_runs
     assert np.asarray(uplink.lines[0].get_xdata()).tolist() == [5.0, 10.0, 15.0, 20.0]
+    assert np.asarray(total.lines[0].get_xdata()).tolist() == [255.0, 510.0, 765.0, 1020.0]
     assert np.asarray(time.lines[0].get_xdata()).tolist() == pytest.approx([20.75, 41.5, 62.25, 83.0])
     assert np.asarray(time.lines[-1].get_ydata())[-1] == pytest.approx(50 + n_runs - 1)
     (legend,) = figure.legends
@@ -206,7 +211,7 @@ def test_the_figure_has_a_line_a_run_and_a_legend_that_covers_no_data(n_runs: in
     assert box.y0 >= 0
     assert box.x1 <= figure.bbox.width
     assert not box.count_overlaps([axes.get_tightbbox() for axes in figure.axes])
-    assert uplink.get_window_extent().height > 0.5 * figure.bbox.height
+    assert uplink.get_window_extent().height > 0.25 * figure.bbox.height  # in the upper of two rows
 
 
 def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
@@ -328,7 +333,7 @@ def break_last_rounds(folder: Path) -> None:
         (break_cut_result, r"result\.json: unreadable .* --resume adaptive"),
         (break_result_key, r"result\.json: uplink_bits is missing"),
         (break_cut_rounds, r"rounds\.parquet: unreadable .*; run the experiment again"),
-        (break_round_column, r"has no column total_uplink_bits, simulated_seconds"),
+        (break_round_column, r"has no column total_uplink_bits, total_bits, simulated_seconds"),
         (break_last_rounds, r"ends at round 12 and result\.json at round 20"),
     ],
 )
@@ -443,7 +448,6 @@ def test_the_axes_and_the_metric_of_the_figure_can_be_chosen(tmp_path: Path) -> 
         "round",
     ]
     for axes, metric, message in (
-        (["total"], None, "a has not recorded cumulative uplink and downlink; leave the axis total out"),
         (["bits"], None, "no axis 'bits'; known: round, uplink, total, time"),
         (None, "test.f1", 'no run has the metric "test.f1"; measured: test.hr@10'),
         (None, "test.hr@1", 'no run has the metric "test.hr@1"; measured: test.hr@10. Did you mean "test.hr@10"?'),
@@ -491,12 +495,13 @@ def test_the_report_of_a_run_has_its_figures_and_its_configuration(tmp_path: Pat
         "Results",
         "Test metrics by round",
         "Test metrics against uplink",
+        "Test metrics against total traffic",
         "Test metrics against simulated time",
         "Uplink of the clients",
         "Training loss",
         "Provenance",
     ]
-    assert page.count("<img ") == 5
+    assert page.count("<img ") == 6
     assert_is_png(page)
     assert "kind: ml-1m" in page
     assert "0123456789abcdef" * 4 in page

@@ -157,7 +157,7 @@ def test_a_run_resumes_from_100_states(tmp_path: Path, run: Recorded) -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_the_states_find_a_journal_that_is_not_synced(tmp_path: Path, run: Recorded, share: float) -> None:
-    """Without the syncs of the journal, as in version 0.1, a power cut loses the run."""
+    """Without the syncs of the journal, a power cut loses the run."""
     journal = run.output / NAME / "journal.jsonl"
     unsynced = [each for each in run.operations if not (each.kind == "sync" and each.path == journal)]
     state = crash_state(unsynced, run.output, int(share * len(unsynced)), "only what was synced")

@@ -45,8 +45,10 @@ def client(path: Path, settings: dict[str, Any], dimensions: dict[str, Any] | No
 
 
 def row(round_index: int, accuracy: float, bits: float = 100.0) -> dict[str, Any]:
-    spent = {"total_uplink_bits": round_index * bits, "total_downlink_bits": 1, "simulated_seconds": 10.0 * round_index}
-    return {"round": round_index, "validation.accuracy": accuracy, **spent}
+    uplink, downlink = round_index * bits, 1
+    spent = {"total_uplink_bits": uplink, "total_downlink_bits": downlink, "total_bits": uplink + downlink}
+    seconds = {"simulated_seconds": 10.0 * round_index}
+    return {"round": round_index, "validation.accuracy": accuracy, **spent, **seconds}
 
 
 def run(one: StudyClient, asked: ProposedTrial, rounds: int = 4) -> str:

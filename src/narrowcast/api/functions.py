@@ -58,7 +58,6 @@ def run(
     output: str | Path = "runs",
     resume: bool | str | Sequence[str] = False,
     progress: bool | OnRound = True,
-    **renamed: Backend,
 ) -> Result | Any:
     """Run an experiment and return its result.
 
@@ -74,7 +73,6 @@ def run(
             several, to resume, for which `experiment` may be left out.
         progress: False for no output, or a function that is called with the journal's row of each round
             and, as `run`, the name of its run.
-        renamed: `executor` is accepted as the former name of `backend`.
 
     Returns:
         A `Result`, or a list of them if the experiment has several replicas.
@@ -87,7 +85,7 @@ def run(
     """
     from narrowcast.runs import session
 
-    settings = session.with_backend(_as_text(overrides), _new_name(backend, renamed), address)
+    settings = session.with_backend(_as_text(overrides), backend, address)
     names = _names(resume)
     source = None if experiment is None else _source(experiment)
     runs = session.prepare_runs(source, settings, _folder(output), names, resume_if_begun=resume is True)
@@ -447,14 +445,6 @@ def _as_text(overrides: Overrides | None) -> list[str]:
             '{"algorithm.rank": 8, "rounds": 200}'
         )
     return [f"{path}={json.dumps(plain_values(value))}" for path, value in (overrides or {}).items()]
-
-
-def _new_name(backend: Backend | None, renamed: Mapping[str, Backend]) -> Backend | None:
-    if unknown := renamed.keys() - {"executor"}:
-        raise TypeError(f"run() got an unexpected keyword argument '{min(unknown)}'")
-    if renamed:
-        warnings.warn("executor= is now called backend=", DeprecationWarning, stacklevel=3)
-    return backend or renamed.get("executor")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from narrowcast.platform.tracking.journal import read_locked
 from narrowcast.platform.trust import is_looking, remedy
 from narrowcast.runs.checks import Check, difference
 from narrowcast.runs.repetition import Budget
-from narrowcast.runs.run_folder import CONFIG
+from narrowcast.runs.run_folder import CONFIG, saved_config
 from narrowcast.runs.run_verification import UNPROVABLE
 from narrowcast.runs.solve_verification import verify_solve
 from narrowcast.runs.verification import code_in, guarded, verify_folder
@@ -71,7 +71,7 @@ def _ends(folder: BenchmarkFolder, benchmark: Benchmark, states: Mapping[str, Ma
 
 def _of_instance(folder: Path, instance: Instance, budget: Budget, memory: WorkerMemory) -> Iterator[Check]:
     run = folder / instance.name
-    solve = load_solve(str(run / CONFIG))
+    solve = load_solve(saved_config(run))
     same = Instance(instance.problem, instance.solver, solve).digest() == instance.digest() and solve.name == run.name
     yield Check(CONFIG, problem="" if same else f"it is not the instance of {FILE}")
     with read_locked(run):

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from narrowcast.cli.completion import names_of_runs
-from narrowcast.cli.terminal import FOLDER, TRUST
+from narrowcast.cli.terminal import FOLDER
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.trust import looking
 
 _SUFFIXES = {"safetensors": "safetensors", "torch": "pt"}
 
@@ -26,16 +25,14 @@ _SUFFIXES = {"safetensors": "safetensors", "torch": "pt"}
 )
 @click.option("--output", type=FOLDER, help="The file to write; RUN.safetensors or RUN.pt by default.")
 @click.option("--runs", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
-@TRUST
-def export(names: tuple[str, ...], model_format: str, output: Path | None, runs: Path, *, trust: bool) -> None:
+def export(names: tuple[str, ...], model_format: str, output: Path | None, runs: Path) -> None:
     """Write the trained global model of RUN, a finished run, or the answer of a solve, to a file.
 
     RUN is a run's name, a pattern of names such as 'fedavg-*', or the path of a run's folder. The inputs that the model
     was trained on, with their range, are printed, and are metadata of a safetensors file.
 
     Neither format executes code when it is loaded: safetensors.torch.load_file(FILE), or
-    torch.load(FILE, weights_only=True) for the state_dict of the torch module. Exporting a run of version 0.1 with own
-    classes imports them, in folders that you trust (`narrowcast trust FOLDER`), or with --trust.
+    torch.load(FILE, weights_only=True) for the state_dict of the torch module.
     """
     from narrowcast.runs.any_result import load_any
     from narrowcast.runs.result import Result
@@ -47,7 +44,6 @@ def export(names: tuple[str, ...], model_format: str, output: Path | None, runs:
     for folder in folders:
         result = load_any(folder)
         path = output or Path(f"{folder.name}.{_SUFFIXES[model_format]}")
-        with looking(folder, trust=trust):
-            click.echo(f"model   {result.export(path, 'torch' if model_format == 'torch' else 'safetensors')}")
+        click.echo(f"model   {result.export(path, 'torch' if model_format == 'torch' else 'safetensors')}")
         for name, text in (result.inputs if isinstance(result, Result) else {}).items():
             click.echo(f"inputs  {name}: {text}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from narrowcast.cli.completion import experiments, names_of_runs
-from narrowcast.cli.terminal import EXECUTOR, FOLDER, TRUST, console
+from narrowcast.cli.terminal import FOLDER, TRUST, console
 from narrowcast.cli.uncollected import uncollected
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.tracking.second_process import second_process
@@ -34,7 +34,6 @@ class _Asked:
 @click.argument("experiment", required=False, shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @click.option("--backend", type=click.Choice(["local", "ray"]), help="Run in this process, or on Ray actors.")
-@EXECUTOR
 @click.option("--address", metavar="HOST:PORT", help="A running Ray cluster to join (or auto); implies --backend ray.")
 @click.option(
     "--resume",

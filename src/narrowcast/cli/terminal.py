@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -25,14 +24,3 @@ def console() -> PlainConsole:
 def complain(text: str) -> None:
     """Print a line to stderr, without secrets and commands to the terminal."""
     click.echo(f"narrowcast: {plain(redact(text))}", err=True)
-
-
-def _take_as_backend(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    del parameter
-    if value is not None:
-        complain("--executor is now called --backend")
-        context.default_map = {**(context.default_map or {}), "backend": value}
-
-
-EXECUTOR = click.option("--executor", hidden=True, is_eager=True, expose_value=False, callback=_take_as_backend)
-"""The name that version 0.1 had for --backend."""

@@ -37,7 +37,6 @@ _NAME = re.compile(r"(round|iteration)-\d{9}\.[0-9a-f]{64}\.safetensors")
 _OURS = ("round-", "iteration-")
 _SCRATCH = ".tmp"  # what safetensors writes before it renames, and leaves if it is killed
 _TEMPORARY = "narrowcast-checkpoint-"
-_EARLIER = "state.safetensors"  # what the formats before this one were named
 StateT = TypeVar("StateT", bound=KeptState)
 
 
@@ -112,11 +111,6 @@ def load_checkpoint(
     except OSError as error:
         raise UserError(f"the checkpoints in {place} cannot be read ({error}); make them readable, or wait") from error
     if not names:
-        if folder.holds(_EARLIER):
-            raise UserError(
-                f"{place} holds a checkpoint of an earlier version of narrowcast; this one reads {_FORMAT}; "
-                "resume the run with the version that began it, or start it again"
-            )
         raise NoCheckpointError(f"no checkpoint in {place}; the run stopped before its first one, start it again")
     usable = [name for name in names if reached is None or _step(name) <= reached]
     if not usable:
@@ -196,10 +190,6 @@ class Folder:
             except (FileNotFoundError, NotADirectoryError):
                 return []
         return [entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file"]
-
-    def holds(self, name: str) -> bool:
-        """Return whether a file of this name exists."""
-        return name in self._names()
 
     @contextmanager
     def at_hand(self, name: str) -> Iterator[Path]:

@@ -145,7 +145,7 @@ class Plan(Section):
 
     @property
     def private_seed(self) -> PrivateSeed:
-        """The seed of the private stream: `client_seed`, or derived from `seed`; that of version 0.1 was `seed`."""
+        """The seed of the private stream: `client_seed`, or derived from `seed`."""
         if self.client_seed is None:
             return PrivateSeed.derived(self.seed)
         return PrivateSeed(self.client_seed, own=self.client_seed != self.seed)

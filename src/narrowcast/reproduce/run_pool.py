@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from narrowcast.experiment import Experiment
+from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.json_files import read_json
@@ -26,10 +26,9 @@ from narrowcast.reproduce.colr_components import measure_components
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.worker_threads import one_core_each
 from narrowcast.runs import session
-from narrowcast.runs.earlier_runs import saved_experiment
 from narrowcast.runs.prepare import prepare, prepare_resume
 from narrowcast.runs.result import load_result
-from narrowcast.runs.run_folder import CONFIG, has_run, make_writable, remove_checkpoints, write_config
+from narrowcast.runs.run_folder import CONFIG, has_run, make_writable, remove_checkpoints, saved_config, write_config
 
 _MEASURES = {"times": measure_times, "components": measure_components}
 _RESULT = "result.json"
@@ -71,7 +70,7 @@ class ReproductionRun:
         """Return the result, None if the run is not finished; raise `UserError` if the folder holds another run."""
         if not (self.folder / CONFIG).is_file():
             return None
-        if saved_experiment(self.folder).identity() != self.experiment.identity():
+        if load_experiment(saved_config(self.folder)).identity() != self.experiment.identity():
             raise UserError(
                 f"{self.folder} was run with another configuration; remove it, or give another folder with --output"
             )

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.resources import HostResources
 from narrowcast.platform.overrides import apply_overrides
-from narrowcast.runs.packaged import names_solve, read_benchmark, read_experiment, read_study, with_new_names
+from narrowcast.runs.packaged import names_solve, read_benchmark, read_experiment, read_study
 
 
 def check_capacity(source: str, overrides: Sequence[str], dashboard: Dashboard) -> None:
@@ -20,7 +20,7 @@ def check_capacity(source: str, overrides: Sequence[str], dashboard: Dashboard) 
     """
     if read_study(source, overrides) or read_benchmark(source, overrides) or names_solve(source):
         return
-    backend = apply_overrides(read_experiment(source)[0], with_new_names(overrides)).get("backend", {})
+    backend = apply_overrides(read_experiment(source)[0], overrides).get("backend", {})
     try:
         resources = HostResources.model_validate({"kind": backend} if isinstance(backend, str) else backend)
     except ValidationError:

@@ -33,13 +33,12 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
     """Return a figure with a panel for each axis and a line for each group.
 
     The metric is each run's primary one by default. A band is one standard deviation over the seeds to both sides.
-    Runs of version 0.1 have no total traffic, and a comparison with one of them no such panel by default.
     """
     if metric is not None:
         _check_metric(groups, metric)
     metrics = [metric or primary_metric(each.runs[0].final) or "test.hr@10" for each in groups]
     shown = " and ".join(dict.fromkeys(map(metric_label, metrics)))
-    costs = _costs(groups, axes)
+    costs = _costs(axes)
     percent = all(is_share(name, each.shares) for name, each in zip(metrics, groups, strict=True))
     title = f"{shown[0].upper()}{shown[1:]} against {_listed([_WORDS[each.column] for each in costs])}"
     if any(len(each.runs) > 1 for each in groups):
@@ -116,21 +115,12 @@ def _check_metric(groups: Sequence[SeedGroup], metric: str) -> None:
         raise UserError(f'no run has the metric "{metric}"; measured: {", ".join(known)}{suggest(metric, known)}')
 
 
-def _costs(groups: Sequence[SeedGroup], axes: Sequence[str] | None) -> list[Cost]:
-    lacking = {
-        name: run.name
-        for each in groups
-        for run in each.runs
-        for name, cost in AXES.items()
-        if cost.column not in run.history.column_names
-    }
+def _costs(axes: Sequence[str] | None) -> list[Cost]:
     if axes is None:
-        return [cost for name, cost in AXES.items() if name not in lacking]
+        return list(AXES.values())
     for name in axes:
         if name not in AXES:
             raise UserError(f"no axis {name!r}; known: {', '.join(AXES)}")
-        if name in lacking:
-            raise UserError(f"{lacking[name]} has not recorded {AXES[name].label}; leave the axis {name} out")
     if not axes:
         raise UserError(f"no axis given; known: {', '.join(AXES)}")
     return [AXES[name] for name in dict.fromkeys(axes)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -17,14 +16,12 @@ from narrowcast.platform.overrides import apply_overrides
 from narrowcast.platform.tracking.units import counted
 from narrowcast.platform.yaml_limits import read_limited
 
-logger = logging.getLogger(__name__)
 EXPERIMENTS = files("narrowcast") / "experiments"
 STUDIES = EXPERIMENTS / "studies"
 SOLVES = EXPERIMENTS / "solves"
 BENCHMARKS = EXPERIMENTS / "benchmarks"
 _SECTIONS = ("algorithm", "data", "model")
 _STEPS = ("round", "iteration")
-_RENAMED = {"executor": "backend"}  # top-level keys of version 0.1
 
 
 def summaries(folder: Traversable) -> dict[str, str]:
@@ -119,10 +116,10 @@ def names_solve(source: str | Mapping[str, Any]) -> bool:
 def announcement(source: str, overrides: Sequence[str]) -> str:
     """Return what a run is in one line, before anything that takes seconds to import; empty if that is not readable."""
     try:
-        values, origin = read_values(source)  # whose former names are said when the run reads it
-        values = with_present_keys({"name": Path(origin).stem, **values})
+        values, origin = read_values(source)
+        values = {"name": Path(origin).stem, **values}
         kinds = {section: _kind(values, section) for section in ("solver", "problem", *_SECTIONS, "backend")}
-        values = apply_overrides(values, [_renamed(each) for each in overrides])
+        values = apply_overrides(values, overrides)
     except UserError:
         return ""  # what is wrong is said when the file is validated
     kinds = {section: _kind(values, section) or former for section, former in kinds.items()}
@@ -143,40 +140,10 @@ def _kind(values: Mapping[str, Any], section: str) -> str | None:
 
 
 def read_experiment(source: str | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the values of `read_values` under their present names; the run is named after the file by default."""
+    """Return the values of `read_values`; the run is named after the file by default."""
     values, origin = read_values(source)
     values.setdefault("name", Path(origin).stem)
-    for old in _RENAMED.keys() & values.keys():
-        _announce(old, _RENAMED[old], origin)
-    return with_present_keys(values), origin
-
-
-def with_present_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with keys of version 0.1 replaced by their present names."""
-    former = {_RENAMED[key]: value for key, value in values.items() if key in _RENAMED}
-    return former | {key: value for key, value in values.items() if key not in _RENAMED}
-
-
-def with_new_names(overrides: Iterable[str]) -> list[str]:
-    """Return the overrides with keys of version 0.1 replaced by their present names."""
-    given = list(overrides)
-    for override in given:
-        if (new := _RENAMED.get(old := _top(override))) is not None:
-            _announce(old, new, f"override {override}")
-    return [_renamed(each) for each in given]
-
-
-def _renamed(override: str) -> str:
-    old = _top(override)
-    return _RENAMED.get(old, old) + override.removeprefix(old)
-
-
-def _top(override: str) -> str:
-    return override.partition("=")[0].partition(".")[0]
-
-
-def _announce(old: str, new: str, origin: str) -> None:
-    logger.warning("%s: %s is now called %s", origin, old, new)
+    return values, origin
 
 
 def read_study(source: str, overrides: Sequence[str]) -> dict[str, Any] | None:

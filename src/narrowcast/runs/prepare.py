@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from narrowcast.cluster.ray_backend import RayBackend
-from narrowcast.experiment import Experiment
+from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.atomic_files import write_atomically
-from narrowcast.platform.config import read_yaml
 from narrowcast.platform.contracts import Dataset, Task
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
@@ -24,14 +22,13 @@ from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.partition_report import begin_figure
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.targets import check_targets
-from narrowcast.platform.yaml_limits import read_limited
-from narrowcast.runs.earlier_runs import has_one_seed, of_one_seed, saved_experiment
 from narrowcast.runs.learning_check import check_learned
 from narrowcast.runs.outputs import frozen_entry, run_tags, write_model, write_outputs
 from narrowcast.runs.recordable import WriteOutputs
 from narrowcast.runs.round_watch import watch_rounds
-from narrowcast.runs.run_folder import CONFIG, FROZEN, START, answered_file
+from narrowcast.runs.run_folder import FROZEN, START, answered_file, saved_config
 from narrowcast.runs.run_place import (
+    check_digest,
     check_resumable,
     check_same,
     check_same_data,
@@ -40,8 +37,6 @@ from narrowcast.runs.run_place import (
     new_place,
 )
 from narrowcast.runs.trial_round import try_round
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,6 @@ class PreparedRun:
     folder: Path
     store: StoreAddress
     resuming: bool = False
-    outdated: bool = False
-    """True if the checkpoint to resume from was written with the field names of an earlier version."""
 
     @property
     def config(self) -> Experiment:
@@ -151,17 +144,13 @@ def checked_run(experiment: Experiment, data: Dataset | None = None) -> Run:
 def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     """Check a run that is to be resumed; `changed` may differ only in settings that results do not depend on."""
     check_resumable(folder, changed)
-    saved = saved_experiment(folder)
-    if changed is not None and changed.client_seed is None and has_one_seed(folder):
-        changed = of_one_seed(changed)
+    saved = load_experiment(saved_config(folder))
     experiment = changed or saved
     if changed is not None:
         check_same(folder, saved, changed)
     kept, journal = kept_state(folder, saved, RunState)
     written = journal.last_step
-    path = folder / CONFIG
-    if kept is not None and kept.digest not in experiment.digests(read_yaml(read_limited(path), str(path))):
-        raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the run again")
+    check_digest(folder, kept, experiment)
     if experiment.rounds < written:
         raise UserError(
             f"{folder.name} has finished {written} rounds already and rounds = {experiment.rounds}; raise rounds"
@@ -175,11 +164,10 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     check_same_data(folder, kept, data)
     run = _checked(experiment, data, folder)
     # Without a checkpoint, a power cut came before the first one.
-    state, digest = (start(run), experiment.digest()) if kept is None else (kept.state, kept.digest)
+    state = start(run) if kept is None else kept.state
     _check_targets(run, experiment, state)
     store = checked_store(experiment, folder.parent)
-    state, outdated = replace(state, settled_round=written), digest != experiment.digest()
-    return PreparedRun(experiment, run, state, folder, store, resuming=True, outdated=outdated)
+    return PreparedRun(experiment, run, replace(state, settled_round=written), folder, store, resuming=True)
 
 
 def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:

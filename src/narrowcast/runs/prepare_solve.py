@@ -18,8 +18,9 @@ from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.runs import packaged
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.recordable import WriteOutputs
-from narrowcast.runs.run_folder import CONFIG, has_run
+from narrowcast.runs.run_folder import CONFIG, has_run, saved_config
 from narrowcast.runs.run_place import (
+    check_digest,
     check_resumable,
     check_same,
     check_same_data,
@@ -43,7 +44,6 @@ class PreparedSolve:
     folder: Path
     store: StoreAddress
     resuming: bool = False
-    outdated: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     """More tags of the run in MLflow."""
 
@@ -107,14 +107,13 @@ def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = 
     `problem` is loaded here unless given.
     """
     check_resumable(folder, changed)
-    saved = load_solve(str(folder / CONFIG))
+    saved = load_solve(saved_config(folder))
     solve = changed or saved
     if changed is not None:
         check_same(folder, saved, changed)
     kept, journal = kept_state(folder, saved, SolveState)
     written = journal.last_step
-    if kept is not None and kept.digest != solve.digest():
-        raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the solve again")
+    check_digest(folder, kept, solve)
     if solve.iterations < written:
         raise UserError(
             f"{folder.name} has finished {written} iterations already and iterations = {solve.iterations}; raise "

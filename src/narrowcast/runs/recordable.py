@@ -82,11 +82,6 @@ class Recordable(Protocol):
         ...
 
     @property
-    def outdated(self) -> bool:
-        """True if the checkpoint to resume from was written with the field names of an earlier version."""
-        ...
-
-    @property
     def about(self) -> Described:
         """The data set or problem."""
         ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from narrowcast.platform.atomic_files import remove_parts
-from narrowcast.platform.checkpoint import prune_checkpoints, replace_checkpoints, save_checkpoint
+from narrowcast.platform.checkpoint import prune_checkpoints, save_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.disk import disk, remove_tree, writing
 from narrowcast.platform.errors import RunFailed, UserError, remedy
@@ -166,9 +166,6 @@ def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitore
     try:
         remove_parts(folder)
         cursor.save(folder)
-        if prepared.outdated:  # before config.yaml is written anew, from which its digest could no longer be had
-            place = checkpoint_place(config, folder)
-            replace_checkpoints(place, prepared.state, config.digest(), data_sha256=prepared.about.digest)
         prepared.keep_inputs()
         write_config(config, folder)
         journal = Journal.open(folder, prepared.state.step)

@@ -32,7 +32,7 @@ from narrowcast.platform.types import Arrays
 from narrowcast.runs.array_file import ModelFormat, write_arrays
 from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.result_file import Best, ResultFile, goal, read_result, target_cost
-from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT
+from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, saved_config
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
 
 if TYPE_CHECKING:
@@ -149,24 +149,17 @@ class Result(FinishedRun[ResultFile]):
     @cached_property
     def config(self) -> Experiment:
         """The experiment, as `config.yaml` has it."""
-        from narrowcast.runs.earlier_runs import saved_experiment
+        from narrowcast.experiment import load_experiment
 
-        return saved_experiment(self.folder)
+        return load_experiment(saved_config(self.folder))
 
     def arrays(self) -> Arrays:
         """Return the parameters of the trained global model by name."""
         path = own_file(self.folder, MODEL)
-        if path.is_file():
-            try:
-                return read_tensors(path)[0]
-            except (SafetensorError, OSError, TypeError, ValueError) as error:
-                raise UserError(f"{path}: unreadable ({first_line(error)}); run the experiment again") from error
-        from narrowcast.platform.checkpoint import load_checkpoint  # runs of version 0.1 have no model.safetensors
-        from narrowcast.platform.state import RunState
-        from narrowcast.runs.run_folder import checkpoint_place
-
-        kept = load_checkpoint(checkpoint_place(self.config, self.folder), RunState)
-        return dict(self.config.algorithm.final(kept.state.server))
+        try:
+            return read_tensors(path)[0]
+        except (SafetensorError, OSError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: unreadable ({first_line(error)}); run the experiment again") from error
 
     def model(self) -> Any:
         """Return the trained global model.
@@ -276,7 +269,9 @@ def load_result(folder: Path) -> Result:
             advice = finish_advice(folder) if (folder / CONFIG).is_file() else "give the folder of a run"
             raise UserError(f"{folder}: has no {name}, so it is not a finished run; {advice}")
     file = read_result(folder / RESULT)
-    history = read_table(folder / "rounds.parquet", ("round", curves.UPLINK.column, curves.TIME.column))
+    history = read_table(
+        folder / "rounds.parquet", ("round", *(each.column for each in (curves.UPLINK, curves.TOTAL, curves.TIME)))
+    )
     last = int(curves.column(history, "round").max(initial=0))
     if last != file.rounds:
         raise UserError(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.config import validate_result
 from narrowcast.platform.json_files import read_json
@@ -59,7 +58,7 @@ class ResultFile(BaseModel):
     name: str
     algorithm: str
     data: str
-    backend: str | None = Field(None, validation_alias=AliasChoices("backend", "executor"))  # executor: version 0.1
+    backend: str
     seed: int
     rounds: int
     final: Mapping[str, float]
@@ -70,7 +69,7 @@ class ResultFile(BaseModel):
     shares: tuple[str, ...] | None = None
     uplink_bits: int
     downlink_bits: int
-    total_bits: int = 0
+    total_bits: int
     full_uplink_bits: int
     touched_uplink_bits: int | None = None
     simulated_seconds: float
@@ -83,11 +82,6 @@ class ResultFile(BaseModel):
     mlflow_run_id: str | None = None
     git_commit: str | None = None
 
-    @model_validator(mode="after")
-    def _has_total(self) -> Self:
-        total = self.uplink_bits + self.downlink_bits  # version 0.1 wrote none
-        return self if self.total_bits else self.model_copy(update={"total_bits": total})
-
 
 def goal(target: Reached, file: ResultFile) -> str:
     """Return a target of a run as text, such as `test accuracy ≥ 80 %`."""
@@ -98,11 +92,11 @@ def goal(target: Reached, file: ResultFile) -> str:
 
 def target_cost(target: Reached) -> str:
     """Return the cost of a target as text."""
-    if target.rounds_to is None or target.uplink_bits_to is None or target.simulated_seconds_to is None:
+    seconds, uplink, total = target.simulated_seconds_to, target.uplink_bits_to, target.total_bits_to
+    if seconds is None or uplink is None or total is None:
         return "not reached"
-    time, uplink = units.format_seconds(target.simulated_seconds_to), units.format_bits(target.uplink_bits_to)
-    total = "" if target.total_bits_to is None else f", {units.format_bits(target.total_bits_to)} in all"
-    return f"after {time}, {uplink} uplink{total}, {target.rounds_to} rounds"
+    traffic = f"{units.format_bits(uplink)} uplink, {units.format_bits(total)} in all"
+    return f"after {units.format_seconds(seconds)}, {traffic}, {target.rounds_to} rounds"
 
 
 def read_result(path: Path) -> ResultFile:

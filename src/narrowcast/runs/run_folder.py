@@ -15,6 +15,7 @@ from narrowcast.platform.atomic_files import without_part, write_atomically
 from narrowcast.platform.config import PLUGINS, write_yaml
 from narrowcast.platform.disk import disk, make_folders, remove_tree
 from narrowcast.platform.errors import UserError, shown
+from narrowcast.platform.links import own_file
 
 if TYPE_CHECKING:
     from narrowcast.runs.recordable import RunConfig
@@ -120,6 +121,11 @@ def write_config(config: RunConfig, folder: Path) -> None:
     write_yaml(config.plain(), text)
     plugins.keep(config.plain(), folder / PLUGINS)
     write_atomically(folder / CONFIG, text.getvalue().encode())
+
+
+def saved_config(folder: Path) -> str:
+    """Return the path of a run's `config.yaml`; raise `UserError` if it is a link that leads out of the folder."""
+    return str(own_file(folder, CONFIG))
 
 
 def answered_file(folder: Path, keys: str | None) -> Path:

@@ -72,6 +72,15 @@ def check_same(folder: Path, saved: RunConfig, changed: RunConfig) -> None:
         check_place(checkpoint_place(changed, folder))
 
 
+def check_digest(folder: Path, kept: Kept[Any] | None, config: RunConfig) -> None:
+    """Raise `UserError` if the checkpoint is not of the configuration; another version may give it another digest."""
+    if kept is not None and kept.digest != config.digest():
+        raise UserError(
+            f"the checkpoint in {folder} is not of its {CONFIG}; start the run again, or resume it with the version of "
+            "narrowcast that began it"
+        )
+
+
 def check_same_data(folder: Path, kept: Kept[Any] | None, data: Described) -> None:
     """Raise `UserError` if the data set or problem is not the one that the run began with, as far as that is known."""
     if kept is not None and kept.data_sha256 not in ("", data.digest):

@@ -17,11 +17,10 @@ from pydantic import BaseModel
 from safetensors import SafetensorError
 
 from narrowcast._version import __version__
-from narrowcast.experiment import Experiment
+from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.checkpoint import Saved, read_checkpoints
 from narrowcast.platform.client_contracts import ClientSplit
-from narrowcast.platform.config import read_yaml
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.evaluation import measure_all, metrics_of, model_sha256, sha256_of
 from narrowcast.platform.local_backend import LocalBackend
@@ -32,26 +31,25 @@ from narrowcast.platform.threads import one_thread
 from narrowcast.platform.tracking.journal import Journal, evaluation
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.checks import Check, arrays_problem, data_check, difference, measured_check, table_problem
-from narrowcast.runs.earlier_runs import has_one_seed, saved_experiment
 from narrowcast.runs.journal_sums import clients_problem, rounds_problem
 from narrowcast.runs.outputs import baselines_entry, labels, measured
 from narrowcast.runs.repetition import Budget, Leg, coverage, legs_of
 from narrowcast.runs.result_file import ResultFile
-from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place
+from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place, saved_config
 from narrowcast.runs.start_model import whole_model
 
-_OF_HEADERS = (
+_OF_KEYS = (
     *("uplink_bits", "downlink_bits", "total_uplink_bits", "total_downlink_bits", "total_bits"),
     *("round_simulated_seconds", "simulated_seconds", "seconds"),
 )
-"""The entries of a round and of its clients that follow from the size of headers."""
+"""The entries of a round and of its clients that are others if new keys are sent."""
 UNPROVABLE = "times by the wall clock, git_commit, narrowcast_version, mlflow_run_id, drawn figures"
 """Entries of a run's folder that follow from nothing else there."""
 
 
 def verify_run(folder: Path, budget: Budget) -> Iterator[Check]:
     """Yield the checks of a run of an experiment."""
-    experiment = saved_experiment(folder)
+    experiment = load_experiment(saved_config(folder))
     task = experiment.task(load_checked(experiment.data_source), folder)
     journal = Journal.read(folder)
     saved = list(read_checkpoints(checkpoint_place(experiment, folder), RunState))
@@ -97,15 +95,6 @@ class _RunVerification:
         """The states of the checkpoints by round."""
         return {each.state.round_index: each.state for each in self.saved if each.state is not None}
 
-    @cached_property
-    def _earlier(self) -> bool:
-        return has_one_seed(self.folder)
-
-    def _metrics(self, step: int, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the metrics that the journal has of a round; of versions that may have had others, the `known`."""
-        its = evaluation(self._row(step))
-        return {name: value for name, value in its.items() if not self._earlier or name in known}
-
     def _row(self, step: int) -> Mapping[str, Any]:
         return self.journal.rounds[step - 1] if 0 < step <= self.journal.last_step else {}
 
@@ -125,12 +114,8 @@ class _RunVerification:
 
     def _journal_itself(self) -> Iterator[Check]:
         lines, rows = self.journal.lines, self.journal.rounds
-        compared = f"the checksums of {len(rows)} rounds"
-        if lines.unprotected and not lines.problem:
-            compared = f"{len(rows)} rounds, {lines.unprotected} of them without checksums (version 0.1)"
-        yield Check("journal", compared, lines.problem)
-        plan = None if self._earlier else self.experiment
-        problem = rounds_problem(rows) or clients_problem(rows, self.journal.ledgers(), plan)
+        yield Check("journal", f"the checksums of {len(rows)} rounds", lines.problem)
+        problem = rounds_problem(rows) or clients_problem(rows, self.journal.ledgers(), self.experiment)
         yield Check("sums", "bits and times of the rounds, and of their clients; clients, losses, ranks", problem)
 
     def _checkpoint(self, saved: Saved[RunState]) -> Check:
@@ -138,8 +123,7 @@ class _RunVerification:
         compared = "sha256 of the file; configuration, bits and simulated time against config.yaml and the journal"
         if saved.state is None:
             return Check(subject, compared, saved.problem)
-        path = self.folder / CONFIG
-        if saved.digest not in self.experiment.digests(read_yaml(path.read_text(), str(path))):
+        if saved.digest != self.experiment.digest():
             return Check(subject, compared, f"its configuration is not that of {CONFIG}")
         if saved.state.round_index != saved.step:
             return Check(subject, compared, f"its state is that of round {saved.state.round_index}")
@@ -162,7 +146,7 @@ class _RunVerification:
         with one_thread():
             found, of_clients = measure_all(self._measuring, state)
         (entry,) = islice(self.journal.entries(), state.round_index - 1, state.round_index)
-        expected = self._metrics(state.round_index, found)
+        expected = evaluation(self._row(state.round_index))
         # Named apart from the statistics over clients, which are metrics of the round.
         found |= {f"clients: {name}": values.tolist() for name, values in of_clients.items()}
         expected |= {f"clients: {name}": values for name, values in entry.get(CLIENT_METRICS, {}).items()}
@@ -191,9 +175,7 @@ class _RunVerification:
         where = f"the checkpoint of round {leg.origin}" if leg.origin else "the start"
         subject = f"round {first}" if count == 1 else f"rounds {first} to {leg.last}"
         resumed_after, why = self._resumed(leg)
-        if "total_bits" not in self.journal.rounds[0]:  # as in version 0.1
-            why = "messages had other headers"
-        left_out = _OF_HEADERS if why else ()
+        left_out = _OF_KEYS if why else ()
         but = f", but for bits and times, since {why}" if why else ""
         compared = f"repeated from {where}: each number of the round and of its clients{but}"
         entries = dict(enumerate(islice(self.journal.entries(), leg.origin, leg.last), start=first))
@@ -205,7 +187,7 @@ class _RunVerification:
                 entry, row = entries[number], self._row(number)
                 again = {**asdict(outcome.record), **outcome.metrics}
                 there = {name: value for name, value in row.items() if name in again}
-                there |= self._metrics(number, again)
+                there |= evaluation(row)
                 problem = difference(again, there, left_out)
                 problem = problem or difference(_ledger(outcome), entry["clients"], left_out)
                 measured_again = {name: values.tolist() for name, values in outcome.client_metrics.items()}
@@ -273,33 +255,26 @@ class _RunVerification:
     def _model(self, result: Mapping[str, Any]) -> Iterator[Check]:
         """Compare the trained model with the last state, or measure it; compare its sha256."""
         path, algorithm = self.folder / MODEL, self.experiment.algorithm
-        if self._earlier and not path.is_file():
-            arrays = None
-        else:
-            try:
-                arrays = read_tensors(path)[0]
-            except (SafetensorError, OSError) as error:
-                yield Check(MODEL, "against the last state", f"unreadable ({error})")
-                return
+        try:
+            arrays = read_tensors(path)[0]
+        except (SafetensorError, OSError) as error:
+            yield Check(MODEL, "against the last state", f"unreadable ({error})")
+            return
         if self.last is None:
             yield from self._measured_model(arrays, result)
             return
-        problem = ""
         compared = f"each array against the last state, and that state's sha256 against {RESULT}"
-        if arrays is None:
-            compared = f"the last state's sha256 against {RESULT}; version 0.1 wrote no model"
-        else:
-            problem = arrays_problem(arrays, whole_model(self.run.task, algorithm.final(self.last.server)))
+        problem = arrays_problem(arrays, whole_model(self.run.task, algorithm.final(self.last.server)))
         if not problem and (found := model_sha256(algorithm, self.last)) != result["model_sha256"]:
             problem = f"{RESULT} has the model_sha256 {result['model_sha256']}, the last state {found}"
         yield Check(MODEL, compared, problem)
 
-    def _measured_model(self, arrays: Arrays | None, result: Mapping[str, Any]) -> Iterator[Check]:
+    def _measured_model(self, arrays: Arrays, result: Mapping[str, Any]) -> Iterator[Check]:
         """Measure the trained model by itself, as far as it needs nothing that only a checkpoint has."""
         run, begun = self.run, start(self.run)
         without = f"there is no checkpoint of the last round; --rounds {result['rounds']} repeats the run"
         of_clients = getattr(run.task.model, "client_parameters", None)  # of which only a checkpoint has the values
-        if arrays is None or of_clients is None or of_clients:
+        if of_clients is None or of_clients:
             yield Check(MODEL, skipped=without)
             return
         model = {name: arrays[name] for name in run.algorithm.final(begun.server) if name in arrays}

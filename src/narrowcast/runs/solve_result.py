@@ -25,7 +25,7 @@ from narrowcast.platform.tracking.metric_labels import format_metric, metric_lab
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.array_file import ModelFormat, write_arrays
 from narrowcast.runs.finished_run import FinishedRun
-from narrowcast.runs.run_folder import ANSWER, CONFIG, ITERATIONS, RESULT
+from narrowcast.runs.run_folder import ANSWER, ITERATIONS, RESULT, saved_config
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class SolveResult(FinishedRun[SolveFile]):
         """The solve, as `config.yaml` has it."""
         from narrowcast.solve_run import load_solve
 
-        return load_solve(str(self.folder / CONFIG))
+        return load_solve(saved_config(self.folder))
 
     def answer(self) -> Arrays:
         """Return the answer's arrays by name."""

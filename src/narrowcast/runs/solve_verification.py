@@ -23,7 +23,7 @@ from narrowcast.runs.checks import Check, arrays_problem, data_check, difference
 from narrowcast.runs.journal_sums import iterations_problem
 from narrowcast.runs.outputs import baselines_entry
 from narrowcast.runs.repetition import Budget, Leg, coverage, legs_of
-from narrowcast.runs.run_folder import ANSWER, CONFIG, ITERATIONS, RESULT, checkpoint_place
+from narrowcast.runs.run_folder import ANSWER, CONFIG, ITERATIONS, RESULT, checkpoint_place, saved_config
 from narrowcast.runs.run_verification import UNPROVABLE, label_checks, read_result
 from narrowcast.runs.solve_outputs import answer_sha256, labels, measured
 from narrowcast.runs.solve_result import SolveFile
@@ -38,7 +38,7 @@ def _problem_of(solve: Solve) -> Problem:
 
 def verify_solve(folder: Path, budget: Budget, load: Callable[[Solve], Problem] = _problem_of) -> Iterator[Check]:
     """Yield the checks of a solve, whose problem `load` returns."""
-    solve = load_solve(str(folder / CONFIG))
+    solve = load_solve(saved_config(folder))
     saved = list(read_checkpoints(checkpoint_place(solve, folder), SolveState))
     yield from _SolveVerification(folder, solve, load(solve), Journal.read(folder), saved)(budget)
 

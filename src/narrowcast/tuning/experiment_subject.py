@@ -18,7 +18,6 @@ from narrowcast.platform.state import start
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.tracking.metric_direction import Declared, declared_by
 from narrowcast.platform.tracking.metric_labels import shares_of
-from narrowcast.runs.earlier_runs import new_fields, of_one_seed, with_earlier_defaults
 from narrowcast.tuning.study_settings import EXPERIMENT_COSTS
 from narrowcast.tuning.trial_runner import SharedData, run_trials
 
@@ -46,20 +45,9 @@ class ExperimentSubject:
         """Return the experiment on the local backend; its last round returns a state in any case."""
         return run.model_copy(update={"backend": LocalBackend(), "checkpoint_every": run.rounds})
 
-    def as_begun(self, run: Experiment) -> Experiment:
-        """Return the experiment with one seed for server and clients."""
-        return of_one_seed(run)
-
     def identity(self, run: Experiment) -> dict[str, Any]:
         """Return the experiment's identity and its rounds."""
         return run.identity() | {"rounds": run.rounds}
-
-    def former_identity(self, run: Experiment) -> dict[str, Any] | None:
-        """Return the identity of a version with one seed: fewer fields, and other defaults."""
-        if run.client_seed is not None:
-            return None
-        fields, identity = new_fields(run), self.identity(with_earlier_defaults(run))
-        return {path: value for path, value in identity.items() if path not in fields or fields[path] != value}
 
     def source(self, run: Experiment) -> DataSource:
         """Return the data source."""

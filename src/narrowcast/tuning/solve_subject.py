@@ -49,15 +49,6 @@ class SolveSubject:
             update={"record_every": run.iterations, "checkpoint_every": None, "checkpoint_seconds": math.inf}
         )
 
-    def as_begun(self, run: Solve) -> Solve:
-        """Return the solve: no earlier version has had studies of them."""
-        return run
-
-    def former_identity(self, run: Solve) -> dict[str, Any] | None:
-        """Return None."""
-        del run
-        return None
-
     def identity(self, run: Solve) -> dict[str, Any]:
         """Return the solve's identity, when it ends and when it is measured."""
         return run.identity() | {name: getattr(run, name) for name in _ENDS}

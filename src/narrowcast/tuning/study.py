@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,9 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     check_store(store)
     storage = file.settings.storage or str(folder.path / JOURNAL)
     opened = open_storage(storage, file.settings.storage_timeout_seconds)
-    digest, former = file.digest(), file.former_digest()
-    client = StudyClient(file.name, opened, file.settings, file.space, digest, former=former)
+    client = StudyClient(file.name, opened, file.settings, file.space, file.digest())
     client.check_data(shared.source, shared.data.digest)
     _check_files_of_trials(file, client)
-    file = replace(file, one_seed=client.of_earlier_version)
     with writing(folder.path, GO_ON):
         make_folders(folder.path)
         folder.write_yaml("study.yaml", file.plain())

@@ -28,7 +28,7 @@ from narrowcast.tuning.study_settings import StudySettings, trial_metrics
 from narrowcast.tuning.trial_record import CURVE, LOSSES, METRICS, ONE_TOO_MANY, OWNER, REASON, RETRY_OF, VOID, counts
 
 _HEARTBEAT_SECONDS = 5.0
-DIGEST, _HEARTBEAT = "digest", "alive:"  # attributes of the study, as version 0.1 named them
+DIGEST, _HEARTBEAT = "digest", "alive:"  # attributes of the study
 _DATA = "data_sha256:"
 _RETRIES = {"worker": 1, "process": 3}
 """Retries of a trial whose worker died, which the trial may have caused, or whose whole process died."""
@@ -58,13 +58,8 @@ class StudyClient:
         space: Space,
         digest: str,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        former: str = "",
     ) -> None:
-        """Create the study or join it; raise `UserError` if it was created with another `digest`.
-
-        `former` is the digest that an earlier version gave the same study, which keeps it.
-        """
+        """Create the study or join it; raise `UserError` if it was created with another `digest`."""
         self._storage, self._settings, self._space = storage, settings, space
         directions = list(settings.objectives.values())
         pruner, several = settings.pruner.make(), len(directions) > 1
@@ -77,14 +72,12 @@ class StudyClient:
         except DuplicatedStudyError:
             self.study = optuna.load_study(study_name=name, **options)
             self.created = False
-        created_with = self.study.user_attrs.get(DIGEST, digest)
-        self.of_earlier_version = created_with == former
-        if created_with not in (digest, former):
+        if self.study.user_attrs.get(DIGEST, digest) != digest:
             raise UserError(
-                f"the study {name} was begun with another experiment, space or objectives; "
-                "give this one another name (name: or --name), or continue that one"
+                f"the study {name} was begun with another experiment, space or objectives, or by an earlier version of "
+                "narrowcast; give this one another name (name: or --name), or continue that one"
             )
-        self.study.set_user_attr(DIGEST, created_with)
+        self.study.set_user_attr(DIGEST, digest)
         self._study_id = storage.get_study_id_from_name(name)
         self._owner = _process_identity()
         self._data: dict[str, str] = {}

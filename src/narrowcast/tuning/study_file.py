@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -30,13 +29,7 @@ from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.study_settings import StudySettings
 from narrowcast.tuning.subject import Subject
 
-logger = logging.getLogger(__name__)
-
 PACKAGED = packaged.STUDIES
-_RENAMED = {"retest": "holdout", "patience_seconds": "storage_timeout_seconds", "executor": "backend"}
-"""Keys of `study` in version 0.1, and their names now."""
-
-
 _OF_RUNS = {"data", "algorithm"}
 """Sections of an experiment, and of no solve or study."""
 _AGREED = ("objectives", "constraints", "budget", "seeds")
@@ -74,8 +67,6 @@ class StudyFile:
     space: Space
     values: dict[str, Any]
     origin: str
-    one_seed: bool = False
-    """True for a study that a version began whose server and clients drew from one seed."""
 
     @cached_property
     def shares(self) -> Declared:
@@ -87,8 +78,7 @@ class StudyFile:
         chosen = deepcopy(self.base)
         for path, value in self.space.values(params).items():
             set_value(chosen, path, deepcopy(value), self.subject.defaults(self.origin))
-        run = self.subject.build({**chosen, **more}, self.origin)
-        return self.subject.as_begun(run) if self.one_seed else run
+        return self.subject.build({**chosen, **more}, self.origin)
 
     def build(self, params: Mapping[str, Any], seed: int = 0) -> Any:
         """Return the same for a worker, with a seed so many above the file's."""
@@ -100,16 +90,8 @@ class StudyFile:
 
     def digest(self) -> str:
         """Return the sha256 of what all processes of a study must agree on."""
-        return self._digest_of(self.subject.identity(self.build({})))
-
-    def former_digest(self) -> str:
-        """Return the digest that an earlier version gave the study, empty if none can have begun it."""
-        identity = self.subject.former_identity(self.build({}))
-        return "" if identity is None else self._digest_of(identity)
-
-    def _digest_of(self, identity: Mapping[str, Any]) -> str:
         whole = {
-            self.subject.section: identity,
+            self.subject.section: self.subject.identity(self.build({})),
             "space": {path: each.model_dump(mode="json") for path, each in self.space.dimensions.items()},
             "study": self.settings.model_dump(mode="json", include=set(_AGREED)),
         }
@@ -155,11 +137,9 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
             raise UserError(f'"{override}": paths in a space have dots themselves; change the space in the file')
         if (key := override.partition("=")[0].partition(".")[0]) in subject.model.model_fields and key != "name":
             raise UserError(f'"{override}" is a setting of the {subject.section}; write {subject.section}.{override}')
-    _rename_keys(values["study"], origin)
     defaults = subject.defaults(origin)
     apply_overrides(values[subject.section], [each.removeprefix(of_run) for each in inside], defaults)
     values = apply_overrides(values, outside, Defaults(_Overridable, plugin_folders(origin)))
-    _rename_keys(values["study"], origin)  # of the overrides
     sections = validate(StudySections, values, origin)
     base = {**getattr(sections, subject.section), "name": sections.name}
     space = Space(sections.space, subject.model)
@@ -176,14 +156,6 @@ def _by_field(overrides: Iterable[str], section: str) -> Iterator[str]:
             yield from (f"{section}.{key}={json.dumps(each)}" for key, each in value.items())
         else:
             yield override
-
-
-def _rename_keys(study: Any, origin: str) -> None:
-    """Translate the keys of version 0.1, in place."""
-    for former, name in _RENAMED.items():
-        if isinstance(study, dict) and former in study:
-            logger.warning("%s: study.%s is now study.%s", origin, former, name)
-            study[name] = _merged(study.get(name, {}), study.pop(former))
 
 
 def _base(section: Any, subject: Subject, origin: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from typing import Any
 from narrowcast.platform import plugins
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.config import PLUGINS, write_yaml
-from narrowcast.platform.disk import disk
 from narrowcast.platform.links import own_files
 from narrowcast.platform.tracking.journal import AtWork, locked
 from narrowcast.runs.run_folder import CONFIG, RESULT
@@ -95,10 +94,7 @@ class StudyFolder:
 
     def holdout(self, number: int, offset: int) -> Path:
         """Return the file of a trial's hold-out evaluation with the seed so many above the experiment's."""
-        folder, former = self.path / "holdout", self.path / "retest"
-        if former.is_dir() and not folder.exists():  # as version 0.1 called it
-            disk().rename(former, folder)
-        return folder / f"trial-{number}-seed-{offset}.json"
+        return self.path / "holdout" / f"trial-{number}-seed-{offset}.json"
 
     def artifacts(self) -> Iterator[tuple[Path, str | None]]:
         """Yield what goes to MLflow, with its folder: all but the trials, which have their runs, and the journal."""

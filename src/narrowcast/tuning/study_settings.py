@@ -217,5 +217,4 @@ def trial_metrics(row: Mapping[str, Any]) -> dict[str, float]:
         metrics = {name: float(row[name]) for name in metric_names(row)}
         return metrics | {name: float(row[column]) for name, column in SOLVE_COSTS.items()}
     metrics = {name: float(value) for name, value in row.items() if name.startswith("validation.")}
-    row = {"total_bits": row["total_uplink_bits"] + row["total_downlink_bits"], **row}  # studies of version 0.1 lack it
     return metrics | {name: float(row[column]) for name, column in EXPERIMENT_COSTS.items()}

@@ -118,10 +118,8 @@ class _StudyVerification:
             yield Check(JOURNAL, compared, str(error).replace(str(self.copies), str(self.folder)))
             return
         self.attributes = {**study.user_attrs, DIGEST: study.user_attrs.get(DIGEST, "")}
-        former = self.file.former_digest()
-        known = self.attributes[DIGEST] in (self.file.digest(), former)
+        known = self.attributes[DIGEST] == self.file.digest()
         problem = "" if known else f"it was begun with another file than {FILE}"
-        self.file = replace(self.file, one_seed=self.attributes[DIGEST] == former)
         self._records = [TrialRecord.of(trial, self.file.space) for trial in trials]
         names = list(self.file.settings.objectives)
         for trial, record in zip(trials, self._records, strict=True):
@@ -168,8 +166,7 @@ class _StudyVerification:
 
     def _identity_of_file(self, path: Path) -> dict[str, Any]:
         values = read_yaml(read_limited(path), str(path))
-        run = self.file.subject.build(values, str(path))
-        return self._identity(self.file.subject.as_begun(run) if self.file.one_seed else run)
+        return self._identity(self.file.subject.build(values, str(path)))
 
     def _rows(self, number: int) -> list[Row]:
         """Return the evaluations of a trial, none if they are unreadable."""

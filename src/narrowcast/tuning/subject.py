@@ -45,14 +45,6 @@ class Subject(Protocol):
         """Return the run as a worker runs it, in its own process and without checkpoints to resume from."""
         ...
 
-    def as_begun(self, run: Any) -> Any:
-        """Return the run as the version ran it that began its study, which had one seed for server and clients."""
-        ...
-
-    def former_identity(self, run: Any) -> dict[str, Any] | None:
-        """Return the identity that an earlier version gave the run, None if none can have begun its study."""
-        ...
-
     def identity(self, run: Any) -> dict[str, Any]:
         """Return the dotted values that the results of a trial depend on."""
         ...

@@ -10,7 +10,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from narrowcast.tuning.space import Space
 
-# The stored names are those of version 0.1, so that its studies can be resumed.
 OWNER = "owner"
 """The process that runs the trial."""
 

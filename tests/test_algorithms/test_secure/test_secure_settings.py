@@ -81,7 +81,7 @@ def test_a_rank_policy_of_ones_own_is_refused() -> None:
     ("settings", "said"),
     [
         (["secure=masked"], True),
-        (["secure=masked", "seed=4", "client_seed=4"], True),  # as version 0.1 had it
+        (["secure=masked", "seed=4", "client_seed=4"], True),
         (["secure=masked", "client_seed=4"], False),
         (["secure=plain"], False),  # nothing is hidden
         ([], False),

@@ -56,15 +56,6 @@ def test_a_target_of_a_loss_is_reached_from_above() -> None:
     assert [each.rounds_to for each in reached({"test.loss": (2.3, 0.5, 0.4)}, rows)] == [1, 3, None]
 
 
-def test_a_target_as_version_0_1_wrote_it_is_read() -> None:
-    written = {"metric": "test.accuracy", "at_least": 0.8}
-    costs = {"simulated_seconds_to": 40.0, "uplink_bits_to": 400, "rounds_to": None}
-    assert as_metrics([written | costs]) == {
-        "simulated_seconds_to.test.accuracy.0.8": 40.0,
-        "uplink_bits_to.test.accuracy.0.8": 400,
-    }
-
-
 @pytest.mark.parametrize(
     ("metric", "lower"),
     [

@@ -24,7 +24,6 @@ class Lines:
         rows: the round or iteration of each line, without the clients' ledgers.
         size: the length of the lines in bytes.
         checksum: the checksum of the last line.
-        unprotected: the number of lines that no checksum covers, as earlier versions wrote them.
         problem: what is wrong with the line after them, empty if there is none.
         incomplete: True if that line is the last one and has no end.
 
@@ -33,7 +32,6 @@ class Lines:
     rows: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
     checksum: bytes = b""
-    unprotected: int = 0
     problem: str = ""
     incomplete: bool = False
 
@@ -46,11 +44,8 @@ def encoded(entry: Mapping[str, Any], before: bytes) -> tuple[bytes, bytes]:
 
 
 def read_lines(stream: Iterable[bytes]) -> Lines:
-    """Return the lines of a file up to the first that is not intact or not of the next round, or of a later iteration.
-
-    Lines of earlier versions have no checksum. They are accepted before the first line with one, which covers them.
-    """
-    found, chained = Lines(), False
+    """Return the lines of a file up to the first that is not intact or not of the next round or a later iteration."""
+    found = Lines()
     for number, line in enumerate(stream, start=1):
         if not line.endswith(b"\n"):
             found.problem, found.incomplete = f"line {number} is incomplete", True
@@ -62,12 +57,10 @@ def read_lines(stream: Iterable[bytes]) -> Lines:
             found.problem = f"line {number}: {error}"
             return found
         checksum = _checksum(found.checksum, body)
-        if written != (checksum if written or chained else b""):
+        if written != checksum:
             found.problem = f"line {number}: its checksum is not that of the lines up to it"
             return found
-        chained = bool(written)
         found.rows.append(row)
-        found.unprotected = 0 if written else found.unprotected + 1
         found.size, found.checksum = found.size + len(line), checksum
     return found
 
@@ -99,11 +92,11 @@ def step_of(row: Mapping[str, Any]) -> int:
 
 
 def _parted(line: bytes) -> tuple[bytes, bytes]:
-    """Return the JSON that a checksum covers, and the checksum, empty if the line has none."""
+    """Return the JSON that a checksum covers, and the checksum; raise `ValueError` if the line has none."""
     suffix = line[-_SUFFIX:]
-    if suffix.startswith(_NAME) and suffix.endswith(b'"}'):
-        return line[:-_SUFFIX] + b"}", suffix[len(_NAME) : -2]
-    return line, b""
+    if not (suffix.startswith(_NAME) and suffix.endswith(b'"}')):
+        raise ValueError("it has no checksum")
+    return line[:-_SUFFIX] + b"}", suffix[len(_NAME) : -2]
 
 
 def _checksum(before: bytes, body: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Direction of metrics: those that are better when lower, used for best values, targets and tables alike.
 
 A model may declare its own in `lower_is_better`, the names of those metrics without their split. `declared` is None
-for other models and for runs of version 0.1, whose metrics are known by the words in their names.
+for other models, whose metrics are known by the words in their names.
 """
 
 from __future__ import annotations

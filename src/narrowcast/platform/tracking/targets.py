@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from narrowcast.platform.client_statistics import CLIENTS, VARIANCE, parted
 from narrowcast.platform.config import flatten, suggest
@@ -40,10 +40,10 @@ class Reached(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: str
-    value: float = Field(validation_alias=AliasChoices("value", "at_least"))  # at_least: runs of version 0.1
+    value: float
     simulated_seconds_to: float | None
     uplink_bits_to: int | None
-    total_bits_to: int | None = None  # runs of version 0.1 have none
+    total_bits_to: int | None
     rounds_to: int | None
 
 
