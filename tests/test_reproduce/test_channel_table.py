@@ -11,7 +11,7 @@ import pytest
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell
 from narrowcast.reproduce.channel_table import ChannelTable, describe_cell
 from narrowcast.reproduce.long_studies import channel_results
-from narrowcast.reproduce.results_csv import key_of, read_rows
+from narrowcast.reproduce.results_csv import read_rows
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -69,10 +69,10 @@ def test_each_cell_runs_with_the_best_of_its_tries() -> None:
     shared = next(cell for cell in ML1M.cells if cell.label == "shared-min_error-adapted-perfect-0.016s")
     spec = ML1M.run(shared, "error-0.4")
     assert [each["model_sha256"] for each in found[shared]] == [
-        rows[key_of(spec, seed)]["model_sha256"] for seed in range(len(found[shared]))
+        rows[spec, seed]["model_sha256"] for seed in range(len(found[shared]))
     ]
     assert len(found[shared]) >= 4
-    del rows[key_of(spec, 1)]
+    del rows.by_label[spec.label, 1]
     assert len(channel_results(rows, ML1M)[shared]) == 1
-    del rows[key_of(ML1M.trial(shared.scenario, "adapted", "error-3"), 100)]
+    del rows.by_label[ML1M.trial(shared.scenario, "adapted", "error-3").label, 100]
     assert shared not in channel_results(rows, ML1M)

@@ -20,7 +20,7 @@ from narrowcast.reproduce.grey_images import GreyImages
 from narrowcast.reproduce.light_run import light_run
 from narrowcast.reproduce.long_runs import Queue
 from narrowcast.reproduce.long_studies import Planned
-from narrowcast.reproduce.results_csv import append, key_of, read_rows
+from narrowcast.reproduce.results_csv import append, read_rows
 from narrowcast.reproduce.study_targets import STUDY_TARGETS
 from planned_runs import ended
 
@@ -32,7 +32,7 @@ def test_no_run_of_the_table_is_missing_and_a_row_is_what_its_run_gives() -> Non
     assert not list(queue.missing())
     for method in ("FedMA", "FedAvg, one round"):
         spec = DigitsCell(method, "different").run
-        found, row = light_run(spec, 2), queue.rows[key_of(spec, 2)]
+        found, row = light_run(spec, 2), queue.rows[spec, 2]
         assert found["final"]["test.accuracy"] == pytest.approx(row["final"]["test.accuracy"], abs=3e-3)
         assert found["downlink_bits"] == pytest.approx(row["downlink_bits"], rel=0.05)
 
@@ -121,7 +121,7 @@ def test_a_run_has_the_results_of_shorter_ones(tmp_path: Path) -> None:
     whole = NetworkCell(SMALL, MORE).test([{"final": {}}])
     found = light_run(whole, 3)
     append(tmp_path / "small.csv", whole, 3, found)
-    first, second = read_rows([tmp_path])[key_of(whole, 3)]["curve"]
+    first, second = read_rows([tmp_path])[whole, 3]["curve"]
     short = light_run(whole, 3, rounds=3)
     assert short["curve"] == [first]
     assert (first["rounds"], second["rounds"]) == (3, 6)

@@ -14,7 +14,6 @@ from narrowcast.reproduce import fedmavg_central, fedmavg_clustering, fedmavg_it
 from narrowcast.reproduce.fedmavg_table import item_runs, judge_items, plot_items
 from narrowcast.reproduce.light_run import light_run
 from narrowcast.reproduce.long_runs import Queue
-from narrowcast.reproduce.results_csv import key_of
 from narrowcast.reproduce.sfmf_table import judge_sfmf
 from narrowcast.solve_run import load_solve
 
@@ -38,7 +37,7 @@ def test_no_run_of_the_tables_is_missing() -> None:
 def test_the_central_solve_has_the_ratings_of_the_clients_and_its_row_is_what_it_gives() -> None:
     rows = Queue([fedmavg_items.STUDY], [RESULTS]).rows
     central = fedmavg_central.LEAST_SQUARES
-    results = [rows[key_of(central.tuning(decay), 100)] for decay in central.values]
+    results = [rows[central.tuning(decay), 100] for decay in central.values]
     spec, seed = central.test(results), 3
     problem = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"]).problem_source.load()
     clients = fedmavg_items.cell("m = 10").test([{"final": {}}]).configured(seed, "one").data_source.load()
@@ -48,7 +47,7 @@ def test_the_central_solve_has_the_ratings_of_the_clients_and_its_row_is_what_it
         assert np.array_equal(part.items, held.row) and np.array_equal(part.users, held.column)
         assert np.array_equal(part.values, held.value)
     found = light_run(spec, seed)["final"]
-    assert found["test.rmse"] == pytest.approx(rows[key_of(spec, seed)]["final"]["test.rmse"], abs=1e-9)
+    assert found["test.rmse"] == pytest.approx(rows[spec, seed]["final"]["test.rmse"], abs=1e-9)
     assert "test.rmse" not in light_run(spec, seed, test=False)["final"]
 
 

@@ -12,7 +12,6 @@ from narrowcast.reproduce.fedmd_digits import CELLS, METHODS, PAIRS, PARTITIONS,
 from narrowcast.reproduce.fedmd_table import distilled_runs, judge_distillation
 from narrowcast.reproduce.light_run import light_run
 from narrowcast.reproduce.long_runs import Queue
-from narrowcast.reproduce.results_csv import key_of
 from narrowcast.reproduce.study_targets import STUDY_TARGETS
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -23,7 +22,7 @@ def test_no_run_of_the_table_is_missing_and_a_row_is_what_its_run_gives() -> Non
     assert not list(queue.missing())
     for method in ("FedMD", "public samples alone"):
         spec = DistilledCell(method, "iid").run
-        found, row = light_run(spec, 13), queue.rows[key_of(spec, 13)]
+        found, row = light_run(spec, 13), queue.rows[spec, 13]
         assert found["final"]["test.accuracy.mean"] == pytest.approx(row["final"]["test.accuracy.mean"], abs=1e-2)
         assert found["uplink_bits"] == row["uplink_bits"] == 10 * spec.configured(13, "one").rounds * (80 + 200 * 320)
 

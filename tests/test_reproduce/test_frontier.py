@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_fro
 from narrowcast.reproduce.long_runs import Queue, merge
 from narrowcast.reproduce.long_studies import STUDIES, finished
 from narrowcast.reproduce.reproduction import in_short
-from narrowcast.reproduce.results_csv import Rows, append, key_of, read_rows, unpacked_hits
+from narrowcast.reproduce.results_csv import Rows, append, read_rows, rekey, unpacked_hits
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.tuning_study import Range, Study, point, read_tuning_study
 
@@ -37,19 +38,17 @@ def result(accuracy: float, *, share: float = 0.01, test: bool = True, **others:
 
 def tuned(study: Study, **best: int) -> Rows:
     """Return rows of a whole study in which trial `best[method]`, 0 otherwise, has the best validation metric."""
-    rows: Rows = {}
+    rows = Rows()
     for method in study.methods:
         for number in range(study.tuning.trials):
             accuracy = 0.8 if number == best.get(method, 0) else 0.7 - number / 1000
-            rows[key_of(study.trial(method, number), study.tuning.seed)] = result(
-                accuracy, test=False, wall_seconds=1.0
-            )
+            rows[study.trial(method, number), study.tuning.seed] = result(accuracy, test=False, wall_seconds=1.0)
     return rows
 
 
 def add_test_runs(study: Study, rows: Rows, method: str, number: int, *accuracies: float) -> Rows:
     for seed, accuracy in enumerate(accuracies):
-        rows[key_of(study.test(method, number), seed)] = result(accuracy / 100)
+        rows[study.test(method, number), seed] = result(accuracy / 100)
     return rows
 
 
@@ -58,7 +57,7 @@ def test_every_method_has_the_same_number_of_trials_on_another_seed(name: str) -
     study = read_tuning_study(name)
     assert len(study.trials) == len({each.label for each in study.trials}) == study.tuning.trials * len(study.methods)
     assert study.tuning.seed not in range(5)
-    planned = list(STUDIES[f"tuning-{name}"]({}))
+    planned = list(STUDIES[f"tuning-{name}"](Rows()))
     assert {each.seed for each in planned} == {study.tuning.seed}
     assert not any(each.test for each in planned)
     for spec in study.trials[: 2 * len(study.methods)]:
@@ -94,10 +93,10 @@ def test_ranges_hold_both_ends() -> None:
 def test_a_trial_may_win_a_band_above_its_own_bits_and_none_below() -> None:
     study = read_tuning_study("ml1m")
     rows = tuned(study, svd=1)
-    rows[key_of(study.trial("svd", 1), 100)]["uplink_bits"] = int(study.dense_bits * 1000 / 100)
-    rows[key_of(study.trial("svd", 2), 100)]["uplink_bits"] = int(study.dense_bits * 1000 / 2000)
+    rows[study.trial("svd", 1), 100]["uplink_bits"] = int(study.dense_bits * 1000 / 100)
+    rows[study.trial("svd", 2), 100]["uplink_bits"] = int(study.dense_bits * 1000 / 2000)
     for number in (0, *range(3, study.tuning.trials)):
-        rows[key_of(study.trial("svd", number), 100)]["uplink_bits"] = study.dense_bits * 1000
+        rows[study.trial("svd", number), 100]["uplink_bits"] = study.dense_bits * 1000
     results = {spec.label: found for spec in study.trials if (found := finished(rows, spec))}
     assert study.winners(results)["svd"] == {8: 1, 64: 1, 256: 2, 1024: 2}
     results.pop(study.trial("svd", 0).label)
@@ -111,7 +110,7 @@ def test_test_seeds_are_planned_once_a_method_is_tuned() -> None:
     assert {each.spec.label for each in planned if "adaptive" not in each.spec.label} == {study.test("svd", 1).label}
     assert {each.seed for each in planned} == set(range(5))
     assert all("data.validation=random" not in each.spec.overrides for each in planned)
-    assert not list(STUDIES["frontier-ml1m"]({}))
+    assert not list(STUDIES["frontier-ml1m"](Rows()))
 
 
 def test_methods_are_compared_seed_by_seed_with_float32_and_with_the_best_of_the_band(tmp_path: Path) -> None:
@@ -135,15 +134,15 @@ def test_methods_are_compared_seed_by_seed_with_float32_and_with_the_best_of_the
 
 
 def test_cells_of_the_ablation_are_compared_with_the_float32_that_validation_chose(tmp_path: Path) -> None:
-    rows: Rows = {}
+    rows = Rows()
     for place, cell in enumerate(cells(1000)):
         for rate in RATES[1000]:
             better = 0.01 * (cell.item_decay == "0") + 0.02 * (rate == (1.0, 2.0))
-            rows[key_of(cell.tuning(rate), 100)] = result(0.75 + better, test=False)
-        spec = cell.test([rows[key_of(cell.tuning(rate), 100)] for rate in RATES[1000]])
+            rows[cell.tuning(rate), 100] = result(0.75 + better, test=False)
+        spec = cell.test([rows[cell.tuning(rate), 100] for rate in RATES[1000]])
         assert "training.learning_rate=1" in spec.overrides
         for seed in range(5):
-            rows[key_of(spec, seed)] = result(0.65 + 0.001 * ((seed * 7 + place) % 5))
+            rows[spec, seed] = result(0.65 + 0.001 * ((seed * 7 + place) % 5))
     verdicts = judge_decay(rows)
     assert len(verdicts) == 12
     assert verdicts[0].what == "1000 rounds, decay of Q 0: FedMF, float32"
@@ -157,17 +156,41 @@ def test_rows_are_found_again_and_a_cut_one_is_repeated(tmp_path: Path) -> None:
     for seed in (0, 1):
         append(tmp_path / "s.csv", spec, seed, result(0.5 + seed / 10, hits=hits, wall_seconds=1.5))
     rows = read_rows([tmp_path])
-    assert rows[key_of(spec, 1)]["final"] == {"test.hr@10": 0.6}
-    assert (unpacked_hits(rows[key_of(spec, 0)], 70) == hits).all()
+    assert rows[spec, 1]["final"] == {"test.hr@10": 0.6}
+    assert (unpacked_hits(rows[spec, 0], 70) == hits).all()
     whole = (tmp_path / "s.csv").read_bytes()
     (tmp_path / "s.csv").write_bytes(whole[: whole.rindex(b",")])
-    assert list(read_rows([tmp_path])) == [key_of(spec, 0)]
+    assert list(read_rows([tmp_path]).by_label) == [("a", 0)]
     append(tmp_path / "s.csv", spec, 1, result(0.7, hits=hits))
-    assert read_rows([tmp_path])[key_of(spec, 1)]["final"] == {"test.hr@10": 0.7}
+    assert read_rows([tmp_path])[spec, 1]["final"] == {"test.hr@10": 0.7}
     (tmp_path / "there").mkdir()
     merge([tmp_path], tmp_path / "there")
     merge([tmp_path], tmp_path / "there")
     assert read_rows([tmp_path / "there"]) == read_rows([tmp_path])
+
+
+def test_a_row_is_found_by_its_digest_when_the_same_experiment_is_written_otherwise(tmp_path: Path) -> None:
+    spec = RunSpec("a", "fedmf-ml1m", ("rounds=3", "training={learning_rate: 1e-1, batch_size: 10}"))
+    append(tmp_path / "s.csv", spec, 0, result(0.5))
+    same = replace(spec, overrides=("training={batch_size: 10, learning_rate: 0.1}", "rounds=3"))
+    other = replace(spec, overrides=("rounds=3", "training={learning_rate: 0.2, batch_size: 10}"))
+    rows = read_rows([tmp_path])
+    assert rows[same, 0]["final"] == {"test.hr@10": 0.5}
+    assert (other, 0) not in rows and (spec, 1) not in rows
+    assert (replace(spec, label="b"), 0) not in rows
+
+
+def test_rows_whose_experiment_is_no_longer_valid_keep_their_text_and_are_named(tmp_path: Path) -> None:
+    spec, path = RunSpec("a", "fedmf-ml1m", ("rounds=3",)), tmp_path / "s.csv"
+    append(path, spec, 0, result(0.5))
+    head, line = path.read_text().splitlines()
+    gone = line.replace("rounds=3", "algorithm.of_yore=1").replace("a,0,", "b,0,")
+    path.write_text(f"{head}\n{line.replace(spec.digest, 'f' * 64)}\n{gone}\n")
+    assert rekey(path) == ["b"]
+    assert path.read_text().splitlines()[1] == line
+    rows = read_rows([tmp_path])
+    same, old = replace(spec, overrides=("rounds=3.0",)), RunSpec("b", "fedmf-ml1m", ("algorithm.of_yore=1",))
+    assert len(rows) == 2 and (same, 0) in rows and (old, 0) in rows
 
 
 def test_merged_rows_go_on_in_another_file_for_other_columns_or_a_large_one(
@@ -180,14 +203,14 @@ def test_merged_rows_go_on_in_another_file_for_other_columns_or_a_large_one(
     (there / "s.csv").write_text(f"{header}\na,7,,fedmf-ml1m,rounds=3,0.25,,,,,,,\n")
     for seed in range(4):
         append(tmp_path / "s.csv", spec, seed, result(0.5 + seed / 10))
-    monkeypatch.setattr("narrowcast.reproduce.long_runs._LARGEST_FILE_BYTES", 600)
+    monkeypatch.setattr("narrowcast.reproduce.long_runs._LARGEST_FILE_BYTES", 730)
     for _ in range(2):
         merge([tmp_path], there)
     assert sorted(each.name for each in there.iterdir()) == ["s-2.csv", "s-3.csv", "s.csv"]
-    assert all(each.stat().st_size < 700 for each in there.iterdir())
+    assert all(each.stat().st_size < 830 for each in there.iterdir())
     rows = read_rows([there])
-    assert rows.pop(key_of(spec, 7))["final"] == {"test.hr@10": 0.25}
-    assert rows == read_rows([tmp_path])
+    assert rows[spec, 7]["final"] == {"test.hr@10": 0.25}
+    assert all(rows[spec, seed] == read_rows([tmp_path])[spec, seed] for seed in range(4))
 
 
 def test_the_queue_gives_each_missing_run_once(tmp_path: Path) -> None:

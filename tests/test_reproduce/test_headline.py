@@ -136,7 +136,7 @@ def test_published_differences_are_paired_by_seed() -> None:
         assert best is not None
         shown, reference = (said[f"{condition}, 200 rounds: {each}"] for each in (cell.upload, OPEN.reference))
         label = cell.test(best, condition).label
-        own = [row["final"]["test.hr@10"] for (each, _, _), row in rows.items() if each == label]
+        own = [row["final"]["test.hr@10"] for row in rows.of_stem(label)]
         assert sorted(shown.by_seed) == pytest.approx(sorted(100 * each for each in own))
         if cell.upload != OPEN.reference:
             interval = stats.ttest_rel(shown.by_seed, reference.by_seed).confidence_interval()

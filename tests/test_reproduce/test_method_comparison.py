@@ -19,7 +19,7 @@ from narrowcast.reproduce.method_comparison import (
     Comparison,
 )
 from narrowcast.reproduce.method_table import judge_methods, plot_methods
-from narrowcast.reproduce.results_csv import Rows, key_of
+from narrowcast.reproduce.results_csv import Rows
 
 NARROW = NARROW_LINKS.codecs[-1]
 
@@ -31,19 +31,19 @@ def row(metric: str, accuracy: float, share: float = 1.0) -> dict[str, object]:
 
 def rows_of(cell: Cell, best: int, *accuracies: float, share: float = 1.0) -> Rows:
     """Return the rows of a cell whose try number `best` is the best on validation samples."""
-    found: Rows = {}
+    found = Rows()
     for place in TRIES:
         reached = 0.9 if place == best else 0.8
-        found[key_of(cell.tuning(place), TUNING_SEED)] = row("validation.accuracy", reached)
-    tried = [found[key_of(cell.tuning(place), TUNING_SEED)] for place in TRIES]
+        found[cell.tuning(place), TUNING_SEED] = row("validation.accuracy", reached)
+    tried = [found[cell.tuning(place), TUNING_SEED] for place in TRIES]
     for seed, accuracy in enumerate(accuracies):
-        found[key_of(cell.test(tried), seed)] = row("test.accuracy", accuracy / 100, share)
+        found[cell.test(tried), seed] = row("test.accuracy", accuracy / 100, share)
     return found
 
 
 @pytest.mark.parametrize("comparison", [NARROW_LINKS, SERVER_OPTIMIZERS], ids=lambda each: each.name)
 def test_every_cell_has_as_many_tries_on_a_seed_of_its_own(comparison: Comparison) -> None:
-    planned = list(STUDIES[comparison.name]({}))
+    planned = list(STUDIES[comparison.name](Rows()))
     assert len(planned) == len(comparison.cells) * len(TRIES) == len({each.spec.label for each in planned})
     assert {each.seed for each in planned} == {TUNING_SEED}
     assert not any(each.test for each in planned)
@@ -69,13 +69,14 @@ def test_every_method_is_an_experiment_of_its_model_with_as_many_rounds(comparis
 
 def test_the_best_try_goes_to_the_test_and_is_compared_with_fedavg_and_with_itself(tmp_path: Path) -> None:
     fedavg, other = (95.0, 95.2, 94.9, 95.1, 95.3), (93.0, 93.1, 92.9, 93.2, 93.3)
-    rows = {
-        **rows_of(Cell(NARROW_LINKS, FEDAVG, FULL), 1, *fedavg),
-        **rows_of(Cell(NARROW_LINKS, "FedAdam", FULL), 3, *other),
-        **rows_of(Cell(NARROW_LINKS, FEDAVG, NARROW), 0, *(each - 1 for each in fedavg), share=1 / 400),
-        **rows_of(Cell(NARROW_LINKS, "FedAdam", NARROW), 5, *(each - 5 for each in other), share=1 / 400),
-        **rows_of(Cell(NARROW_LINKS, "FedProx", NARROW), 5, *fedavg[: TEST_SEEDS - 1]),
+    by_label = {
+        **rows_of(Cell(NARROW_LINKS, FEDAVG, FULL), 1, *fedavg).by_label,
+        **rows_of(Cell(NARROW_LINKS, "FedAdam", FULL), 3, *other).by_label,
+        **rows_of(Cell(NARROW_LINKS, FEDAVG, NARROW), 0, *(each - 1 for each in fedavg), share=1 / 400).by_label,
+        **rows_of(Cell(NARROW_LINKS, "FedAdam", NARROW), 5, *(each - 5 for each in other), share=1 / 400).by_label,
+        **rows_of(Cell(NARROW_LINKS, "FedProx", NARROW), 5, *fedavg[: TEST_SEEDS - 1]).by_label,
     }
+    rows = Rows(by_label)
     verdicts = {each.what: each for each in judge_methods(NARROW_LINKS, rows)}
     assert len(verdicts) == 4
     assert verdicts[f"{FULL}: FedAdam"].difference == "-2.00"

@@ -180,7 +180,7 @@ def test_slices_have_equal_tries_bits_and_work(tmp_path: Path) -> None:
     queue = Queue(["heterofl-mnist"], [tmp_path])
 
     def result(planned: Planned) -> dict[str, Any]:
-        slices, best = "-1-" in planned.spec.label, planned.spec.label.endswith("-0.3")
+        slices, best = "-fedrolex-" in planned.spec.label, planned.spec.label.endswith("-0.3")
         accuracy = 0.8 + 0.05 * slices + 0.01 * best + 0.001 * (planned.seed % 3)
         final = {f"{split}.accuracy": accuracy for split in ("validation", "test")}
         return {"final": final, "rounds": 20, "downlink_bits": 8, "simulated_seconds": 400.0}
@@ -212,7 +212,7 @@ def test_a_file_of_results_keeps_the_columns_that_it_began_with(tmp_path: Path) 
     path.write_text("\n".join(",".join(csv_row) for csv_row in _without(path, new)) + "\n")
     append(path, DIGITS, 1, {"rounds": 6, "final": {"test.accuracy": 0.75, new: 3.0}})
     rows = read_rows([tmp_path])
-    assert [row["final"] for row in rows.values()] == [{"test.accuracy": 0.5}, {"test.accuracy": 0.75}]
+    assert [row["final"] for row in rows.of_stem("digits")] == [{"test.accuracy": 0.5}, {"test.accuracy": 0.75}]
 
 
 def test_the_studies_in_the_repository_are_whole_and_in_the_order_of_the_papers() -> None:
@@ -256,5 +256,5 @@ work(Queue(["digits"], []), Path(), workers=1, seconds=float("inf"), memory_gib=
 def test_a_study_without_a_time_limit_ends_with_its_runs(tmp_path: Path) -> None:
     """Its wait once overflowed: threads cannot wait for infinity."""
     subprocess.run([sys.executable, "-c", _WITHOUT_LIMIT], cwd=tmp_path, check=True)
-    (row,) = read_rows([tmp_path]).values()
+    (row,) = read_rows([tmp_path]).of_stem("digits")
     assert row["rounds"] == 2

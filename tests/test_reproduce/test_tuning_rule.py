@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.reproduce.long_studies import chosen, tried
-from narrowcast.reproduce.results_csv import Rows, key_of
+from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.run_spec import RunSpec, best_place
 from narrowcast.reproduce.tuning_rule import Choice, mean_result, tuning_verdict
 
@@ -25,14 +25,14 @@ class Cell:
 
 def _rows(by_rate: Mapping[float, Sequence[float | None]]) -> Rows:
     """Return the results of each rate from seed 100 on; None is a run that failed."""
-    return {
-        key_of(Cell().tuning(rate), 100 + place): {
-            "rounds": 10 * (place + 1),
-            "final": {} if accuracy is None else {"validation.accuracy": accuracy},
-        }
-        for rate, accuracies in by_rate.items()
-        for place, accuracy in enumerate(accuracies)
-    }
+    rows = Rows()
+    for rate, accuracies in by_rate.items():
+        for place, accuracy in enumerate(accuracies):
+            rows[Cell().tuning(rate), 100 + place] = {
+                "rounds": 10 * (place + 1),
+                "final": {} if accuracy is None else {"validation.accuracy": accuracy},
+            }
+    return rows
 
 
 def test_the_choice_of_three_seeds_is_that_of_their_mean_and_of_one_seed_its_own() -> None:
@@ -40,7 +40,7 @@ def test_the_choice_of_three_seeds_is_that_of_their_mean_and_of_one_seed_its_own
     one, three = chosen(rows, Cell(), RATES), chosen(rows, Cell(), RATES, 3)
     assert one is not None and three is not None
     assert (one.label, three.label) == ("test-0.1", "test-0.2")
-    assert tried(rows, Cell(), RATES)[0] is rows[key_of(Cell().tuning(0.1), 100)], "its own result, unchanged"
+    assert tried(rows, Cell(), RATES)[0] is rows[Cell().tuning(0.1), 100], "its own result, unchanged"
     assert tried(rows, Cell(), RATES, 3)[0]["rounds"] == 20
     assert tried(rows, Cell(), RATES, 4) == [], "one of the seeds is not finished"
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec, best_place
+from narrowcast.reproduce.run_spec import RunSpec, best_place, slug
 
 STUDY = "fedma-bias"
 TEST_SEEDS = 5
@@ -45,7 +45,7 @@ class BiasCell:
     def _spec(self, rate: float, part: str) -> RunSpec:
         clients, data, algorithm = METHODS[self.method]
         return RunSpec(
-            f"{STUDY}-{list(METHODS).index(self.method)}{part}-rate-{rate:g}",
+            f"{STUDY}-{slug(self.method)}{part}-rate-{rate:g}",
             "fedavg-digits",
             (
                 "data={kind: narrowcast.reproduce.grey_images:GreyImages, path: cifar10-jpeg-12k, "

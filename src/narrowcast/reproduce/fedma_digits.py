@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, slug
 
 STUDY = "fedma-digits"
 SEEDS = 5
@@ -57,7 +57,7 @@ class DigitsCell:
     def run(self) -> RunSpec:
         """The run of this cell."""
         fields, passes = METHODS[self.method]
-        label = f"{STUDY}-{self.initial}-{list(METHODS).index(self.method)}"
+        label = f"{STUDY}-{self.initial}-{slug(self.method)}"
         return RunSpec(
             label,
             "fedavg-digits",

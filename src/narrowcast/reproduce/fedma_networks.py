@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec, best_place
+from narrowcast.reproduce.run_spec import RunSpec, best_place, slug
 
 TEST_SEEDS = 5
 TUNING_SEED = 100
@@ -81,7 +81,7 @@ class NetworkCell:
             epochs, rounds = epochs * setting.layers, 1
         measured = min(rounds, setting.layers)
         return RunSpec(
-            f"{setting.name}-{list(METHODS).index(self.method)}{part}-rate-{rate:g}",
+            f"{setting.name}-{slug(self.method)}{part}-rate-{rate:g}",
             "fedavg-digits",
             (
                 f"data={{{setting.data}, clients: {setting.clients}}}",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, slug
 
 STUDY = "fedmd-digits"
 FIRST_SEED, SEEDS = 11, 20
@@ -86,7 +86,7 @@ class DistilledCell:
         """The run of this cell."""
         method = METHODS[self.method]
         return RunSpec(
-            f"{STUDY}-{self.partition}-{list(METHODS).index(self.method)}",
+            f"{STUDY}-{self.partition}-{slug(self.method)}",
             "fedavg-digits",
             (
                 f"data={{kind: digits, clients: 10, public: {{samples: 200}}, "

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, slug
 
 TEST_SEEDS = 5
 TUNING_SEEDS = 3
@@ -96,12 +96,11 @@ class ContestCell:
     def test(self, rates: Rates, condition: str) -> RunSpec:
         """Return the run on test items under a condition, evaluated in every tenth round."""
         own = (*self.of.uploads[self.upload].overrides(counted=True), f"rounds={ROUNDS}", "evaluate_every=10")
-        place = list(self.of.conditions).index(condition)
-        return self._spec(rates, (*own, *self.of.conditions[condition]), f"-{place}", 0, curve=True)
+        return self._spec(rates, (*own, *self.of.conditions[condition]), f"-{slug(condition)}", 0, curve=True)
 
     def _spec(self, rates: Rates, overrides: tuple[str, ...], part: str, first_seed: int, **fields: Any) -> RunSpec:
         client, server = rates
-        label = f"{self.of.name}-{list(self.of.uploads).index(self.upload):02d}{part}-{client:g}-{server:g}"
+        label = f"{self.of.name}-{slug(self.upload)}{part}-{client:g}-{server:g}"
         own = (f"training.learning_rate={client:g}", f"algorithm.server_learning_rate={server:g}")
         return self.of.spec(label, (*overrides, *own), first_seed, **fields)
 

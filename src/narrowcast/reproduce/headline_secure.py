@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from narrowcast.reproduce import headline
 from narrowcast.reproduce.headline import OPEN, ContestCell, Rates
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, slug
 
 STUDY = "headline-secure-ml100k"
 COST_ROUNDS = 10
@@ -60,7 +60,7 @@ class SummedUpload:
         client, server = rates
         algorithm = self.algorithm.replace("$", f"{seconds:g}")
         return OPEN.spec(
-            f"{STUDY}-{list(UPLOADS).index(name):02d}-{scheme}-{client:g}-{server:g}",
+            f"{STUDY}-{slug(name)}-{scheme}-{client:g}-{server:g}",
             (
                 f"algorithm={{{algorithm}, {self.down}}}",
                 *(

@@ -27,7 +27,7 @@ from narrowcast.reproduce.headline_table import (
     within,
 )
 from narrowcast.reproduce.long_studies import searched
-from narrowcast.reproduce.results_csv import COUNTS, Rows, key_of
+from narrowcast.reproduce.results_csv import COUNTS, Rows
 from narrowcast.reproduce.verdict import PaperVerdict
 
 ITEMS, COHORT = 1682, 60
@@ -63,7 +63,7 @@ def summed_curves(rows: Rows) -> dict[str, list[list[dict[str, Any]]]]:
     found = {}
     for name, upload in UPLOADS.items():
         rates, _ = searched(rows, upload.tuned)
-        results = [rows.get(key_of(spec, seed)) for spec, seed in runs_of(name, rates)] if rates is not None else []
+        results = [rows.get(spec, seed) for spec, seed in runs_of(name, rates)] if rates is not None else []
         if not results or None in results:
             continue
         masked, *plain = (each for each in results if each is not None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec, best_place
+from narrowcast.reproduce.run_spec import RunSpec, best_place, slug
 
 STUDY = "heterofl-mnist"
 TEST_SEEDS = 5
@@ -70,7 +70,7 @@ class SliceCell:
     def _spec(self, place: int, tuning: str) -> RunSpec:
         fields, values, rounds = METHODS[self.method]
         value, rate = tuple(product(values, RATES))[place]
-        group = f"{STUDY}-{list(METHODS).index(self.method)}-{value}{tuning}"
+        group = f"{STUDY}-{slug(self.method)}-{value}{tuning}"
         return RunSpec(
             f"{group}-rate-{rate:g}",
             "fedavg-digits",

@@ -25,7 +25,7 @@ from typing import Any
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.reproduce.light_run import light_runs
 from narrowcast.reproduce.long_studies import STUDIES, Planned
-from narrowcast.reproduce.results_csv import Rows, append, key_of, read_rows
+from narrowcast.reproduce.results_csv import Rows, append, read_rows
 from narrowcast.reproduce.worker_threads import one_core_each
 
 _GUESS_SECONDS = 45.0
@@ -46,7 +46,7 @@ class Queue:
         for study in self.studies:
             for planned in STUDIES[study](self.rows):
                 begun = (planned.spec.label, planned.seed) in self.begun
-                if not begun and key_of(planned.spec, planned.seed) not in self.rows:
+                if not begun and (planned.spec, planned.seed) not in self.rows:
                     yield planned
 
     def next_job(self, planned: Planned) -> list[Planned]:
@@ -59,13 +59,13 @@ class Queue:
     def seconds(self, planned: Planned) -> float:
         """Return how long a run takes: as the longest of its method so far, or a guess."""
         stem = planned.spec.label.rpartition("-")[0]
-        times = [row["wall_seconds"] for (label, _, _), row in self.rows.items() if label.startswith(stem)]
+        times = [row["wall_seconds"] for row in self.rows.of_stem(stem)]
         return max(times, default=_GUESS_SECONDS)
 
     def ended(self, planned: Planned, result: dict[str, Any]) -> None:
         """Count a run as finished."""
         packed = {name: value for name, value in result.items() if name != "hits"}
-        self.rows[key_of(planned.spec, planned.seed)] = packed
+        self.rows[planned.spec, planned.seed] = packed
 
 
 def work(queue: Queue, output: Path, workers: int, seconds: float, memory_gib: float) -> None:

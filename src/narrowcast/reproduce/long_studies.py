@@ -28,7 +28,7 @@ from narrowcast.reproduce import (
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell, Codec
 from narrowcast.reproduce.headline import Contest, ContestCell, Rates
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, TRIES
-from narrowcast.reproduce.results_csv import Rows, key_of
+from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.total_traffic import Traffic
 from narrowcast.reproduce.tuning_rule import mean_result
@@ -74,13 +74,13 @@ class TunedCell(Protocol[RateT_contra]):
 
 def finished(rows: Rows, spec: RunSpec, seeds: int = 1) -> list[Mapping[str, Any]]:
     """Return the results of a run's seeds, empty unless all of them are finished."""
-    found = [rows.get(key_of(spec, seed)) for seed in spec.seeds(seeds)]
+    found = [rows.get(spec, seed) for seed in spec.seeds(seeds)]
     return [each for each in found if each is not None] if all(found) else []
 
 
 def _first_finished(rows: Rows, spec: RunSpec, seeds: int) -> list[Mapping[str, Any]]:
     """Return the results of a run's seeds, in order up to the first that is not finished."""
-    return [rows[key] for key in takewhile(rows.__contains__, (key_of(spec, seed) for seed in spec.seeds(seeds)))]
+    return [rows[run] for run in takewhile(rows.__contains__, ((spec, seed) for seed in spec.seeds(seeds)))]
 
 
 def tuning_results(rows: Rows, study: Study) -> dict[str, list[Mapping[str, Any]]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec, best_place
+from narrowcast.reproduce.run_spec import RunSpec, best_place, slug
 
 TEST_SEEDS = 5
 TUNING_SEED = 100
@@ -124,7 +124,7 @@ class Cell:
     def _spec(self, place: int, tuning: str) -> RunSpec:
         rate, value = self._values(place)
         fields = METHODS[self.method][0].replace("$", f"{value:g}")
-        group = f"{self.of.name}-{list(CODECS).index(self.codec)}-{self.method}".lower()
+        group = f"{self.of.name}-{slug(self.codec)}-{self.method}".lower()
         return RunSpec(
             f"{group}-{value:g}-rate-{rate:g}{tuning}",
             "fedavg-digits",

@@ -1,7 +1,9 @@
 """Results of runs as rows of CSV files, one per run: small enough for the repository, appended as runs end.
 
-A row is found again by its label, seed, rounds and overrides, so that a file goes on from where it was left, on any
-machine. `hits` holds, per test user, whether the held-out item is among the first ten, packed as base64; `curve` the
+A row is found again by its label, seed and experiment, so that a file goes on from where it was left, on any machine.
+The experiment is the same if its text with the overrides is the same, or else its digest, whatever the order of the
+fields and however numbers are written. After a change of fields, which changes digests, `rekey` computes them anew from
+the texts. `hits` holds, per test user, whether the held-out item is among the first ten, packed as base64; `curve` the
 results after fewer rounds, as JSON. Tuning runs have no test columns.
 """
 
@@ -13,14 +15,18 @@ import json
 import os
 import shlex
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.errors import UserError
+from narrowcast.reproduce.run_spec import RunSpec, digest_of
 
 METRICS = (
     *("validation.rmse", "test.rmse", "test.mae", "test.nmi"),
@@ -30,24 +36,62 @@ METRICS = (
 )
 COUNTS = ("uplink_bits", "downlink_bits")
 COLUMNS = (
-    *("label", "seed", "rounds", "experiment", "overrides", *METRICS, *COUNTS),
+    *("label", "seed", "rounds", "digest", "experiment", "overrides", *METRICS, *COUNTS),
     *("simulated_seconds", "wall_seconds", "model_sha256", "error", "curve", "hits"),
 )
-Key = tuple[str, int, str]
-"""Label, seed, and the experiment with its overrides."""
-Rows = dict[Key, dict[str, Any]]
 csv.field_size_limit(10_000_000)
+Result = dict[str, Any]
 
 
-def key_of(spec: RunSpec, seed: int) -> Key:
-    """Return where the result of a run is found."""
-    return spec.label, seed, shlex.join([spec.experiment, *spec.overrides])
+@dataclass
+class Rows:
+    """The results of runs, by `rows[spec, seed]`.
+
+    `by_label` has those of a label and seed with the experiment's text and digest, which may be empty.
+    """
+
+    by_label: dict[tuple[str, int], list[tuple[str, str, Result]]] = field(default_factory=dict)
+
+    def __getitem__(self, run: tuple[RunSpec, int]) -> Result:
+        if (result := self.get(*run)) is None:
+            spec, seed = run
+            raise KeyError(f"{spec.label}, seed {seed}")
+        return result
+
+    def __setitem__(self, run: tuple[RunSpec, int], result: Result) -> None:
+        spec, seed = run
+        self.add(spec.label, seed, spec.text, "", result)
+
+    def __contains__(self, run: tuple[RunSpec, int]) -> bool:
+        return self.get(*run) is not None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_label.values()))
+
+    def get(self, spec: RunSpec, seed: int) -> Result | None:
+        """Return the result of a run, None if there is none."""
+        candidates = self.by_label.get((spec.label, seed), ())
+        for text, _, result in candidates:
+            if text == spec.text:
+                return result
+        return next((result for _, digest, result in candidates if digest and digest == spec.digest), None)
+
+    def add(self, label: str, seed: int, text: str, digest: str, result: Result) -> None:
+        """Take in a result in place of an earlier one of the same label, seed and text; a digest may be empty."""
+        others = [each for each in self.by_label.get((label, seed), ()) if each[0] != text]
+        self.by_label[label, seed] = [*others, (text, digest, result)]
+
+    def of_stem(self, stem: str) -> Iterator[Result]:
+        """Yield the results whose labels begin with the stem."""
+        for (label, _), found in self.by_label.items():
+            if label.startswith(stem):
+                yield from (result for _, _, result in found)
 
 
 def append(path: Path, spec: RunSpec, seed: int, result: Mapping[str, Any]) -> None:
     """Append a run's row to the file and sync it, with the header if the file is new."""
     row = {**result, **result.get("final", {}), "label": spec.label, "seed": seed, "experiment": spec.experiment}
-    row["overrides"] = shlex.join(spec.overrides)
+    row |= {"overrides": shlex.join(spec.overrides), "digest": spec.digest}
     if "curve" in result:
         row["curve"] = json.dumps(result["curve"])
     if (hits := result.get("hits")) is not None:
@@ -69,7 +113,7 @@ def append(path: Path, spec: RunSpec, seed: int, result: Mapping[str, Any]) -> N
 
 def read_rows(paths: Iterable[Path]) -> Rows:
     """Return the results in all CSV files of these folders, as `result.json` has them; a line that was cut is left."""
-    rows: Rows = {}
+    rows = Rows()
     for path in sorted(file for folder in paths for file in folder.glob("*.csv")):
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
@@ -77,7 +121,8 @@ def read_rows(paths: Iterable[Path]) -> Rows:
                 continue
             for row in reader:
                 if row["hits"] is not None:  # all columns are there
-                    rows[row["label"], int(row["seed"]), f"{row['experiment']} {row['overrides']}"] = _result(row)
+                    text = f"{row['experiment']} {row['overrides']}"
+                    rows.add(row["label"], int(row["seed"]), text, row.get("digest", ""), _result(row))
     return rows
 
 
@@ -88,6 +133,31 @@ def _result(row: Mapping[str, str]) -> dict[str, Any]:
     if row.get("curve"):
         result["curve"] = json.loads(row["curve"])
     return result | {name: row[name] for name in ("model_sha256", "error", "hits") if row[name]}
+
+
+def rekey(path: Path) -> list[str]:
+    """Write the column of digests of a file anew; return the labels of rows whose experiment is no longer valid.
+
+    Such rows keep their text and an empty digest.
+    """
+    with path.open(newline="") as file:
+        columns, *lines = csv.reader(file)
+    rows = [dict(zip(columns, line, strict=True)) for line in lines if len(line) == len(columns)]
+    orphans = []
+    for row in rows:
+        try:
+            row["digest"] = digest_of(row["experiment"], tuple(shlex.split(row["overrides"])))
+        except UserError:
+            row["digest"] = ""
+            orphans.append(row["label"])
+    if "digest" not in columns:
+        columns.insert(columns.index("experiment"), "digest")
+    text = StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+    return orphans
 
 
 def unpacked_hits(result: Mapping[str, Any], users: int) -> NDArray[np.bool_]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.runs.packaged import names_solve
+from narrowcast.solve_run import load_solve
 
 Measure = Literal["accuracy", "convergence", "times", "components", "ensemble", "popularity", "user_mean", "biases"]
 """`accuracy`: the result of a recorded run; `convergence`: also its test metrics by round, as `history`.
@@ -42,6 +47,16 @@ class RunSpec:
         """Return the seeds of this run where `number` are asked for."""
         return range(self.first_seed, self.first_seed + min(number, self.most_seeds or number))
 
+    @property
+    def text(self) -> str:
+        """The experiment and its overrides as on the command line."""
+        return shlex.join([self.experiment, *self.overrides])
+
+    @property
+    def digest(self) -> str:
+        """The digest of the experiment or solve with its overrides, which are the same for all seeds."""
+        return digest_of(self.experiment, self.overrides)
+
     def configured(self, seed: int, name: str, rounds: int | None = None) -> Experiment:
         """Return the experiment of a seed, on the local backend."""
         own = [f"seed={seed}", f"name={name}", "backend.kind=local", "tracking.system_metrics=false"]
@@ -52,6 +67,18 @@ class RunSpec:
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """Label of a `RunSpec` -> the result of each seed, in the order of the seeds."""
+
+
+@cache
+def digest_of(experiment: str, overrides: tuple[str, ...]) -> str:
+    """Return the digest of a packaged experiment or solve with overrides; raise `UserError` if it is not valid."""
+    load = load_solve if names_solve(experiment) else load_experiment
+    return load(experiment, overrides).digest()
+
+
+def slug(name: str) -> str:
+    """Return a name as part of a label: in small letters and figures, with a hyphen for what lies between."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 def best_place(tried: Sequence[Mapping[str, Any]], metric: str = "validation.accuracy") -> int:
