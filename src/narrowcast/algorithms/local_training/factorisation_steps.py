@@ -10,7 +10,8 @@ import numpy as np
 
 from narrowcast.algorithms.local_training.compiled import compiled
 from narrowcast.algorithms.local_training.logistic import Exponents, Floats, exp_of_minus_abs, logistic_loss, sigmoid
-from narrowcast.algorithms.local_training.streams import Places, Words
+from narrowcast.algorithms.local_training.streams import Places
+from narrowcast.platform.seeds import Words
 from narrowcast.platform.types import IntArray
 
 BLOCK = 128
