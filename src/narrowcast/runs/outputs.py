@@ -31,7 +31,7 @@ from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.metric_direction import Declared, declared_by
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.partition_report import write_partition
-from narrowcast.platform.tracking.second_process import FIGURES, begin
+from narrowcast.platform.tracking.second_process import begin, run_figures
 from narrowcast.platform.tracking.targets import reached
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.run_folder import MODEL, RESULT
@@ -135,7 +135,7 @@ def inputs_entry(task: Task) -> dict[str, Any]:
 
 def begin_plots(tables: Mapping[str, Path], title: str, shares: Declared) -> Callable[[], Mapping[str, bytes]]:
     """Begin to draw the figures of a run if there is a second process; return the function that returns them."""
-    return begin(FIGURES, "figures_of_files", dict(tables), title, shares)
+    return begin(run_figures.figures_of_files, dict(tables), title, shares)
 
 
 def write_plots(drawn: Callable[[], Mapping[str, bytes]], folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.journal_lines import step_of
 from narrowcast.platform.tracking.metric_direction import Declared, declared_by, reaches
 from narrowcast.platform.tracking.metric_labels import shares_of
-from narrowcast.platform.tracking.second_process import FIGURES, begin
+from narrowcast.platform.tracking.second_process import begin, run_figures
 from narrowcast.platform.types import Arrays, arrays_sha256
 from narrowcast.runs.outputs import baselines_entry, git_commit, write_model, write_plots
 from narrowcast.runs.run_folder import ANSWER, ITERATIONS, RESULT
@@ -33,7 +33,7 @@ def write_solve_outputs(
     table, answer = folder / ITERATIONS, solve.solver.answer(state.arrays)
     disk().fill(table, partial(pq.write_table, journal.rounds_table()))
     title = f"{folder.name}: {solve.solver.kind} on {problem.name}"
-    plots = begin(FIGURES, "solve_figures_of_file", table, title)
+    plots = begin(run_figures.solve_figures_of_file, table, title)
     write_model(answer, folder / ANSWER)
     result = {
         "name": folder.name,

@@ -22,7 +22,14 @@ from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.tracking import second_process as module
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_run import Cursor
-from narrowcast.platform.tracking.second_process import FIGURES, MLFLOW, SecondProcess, begin, call, second_process
+from narrowcast.platform.tracking.second_process import (
+    SecondProcess,
+    begin,
+    call,
+    mlflow_store,
+    run_figures,
+    second_process,
+)
 from narrowcast.platform.tracking.store_address import StoreAddress
 
 TOKEN = "t0k3n-of-a-test"
@@ -72,13 +79,13 @@ class _Store(BaseHTTPRequestHandler):
 def test_calls_outlive_signals_and_raise_what_they_would_here(process: SecondProcess, tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process._process.send_signal(number) if _listens(process, number) else pytest.fail(f"{number} ends it")
-    assert call(MLFLOW, "metric_name", "hr@10") == "hr_at_10"
+    assert call(mlflow_store.metric_name, "hr@10") == "hr_at_10"
     with pytest.raises(UserError, match="no MLflow store answers at nonsense://"):
-        call(MLFLOW, "check_store", StoreAddress("nonsense://store"))
+        call(mlflow_store.check_store, StoreAddress("nonsense://store"))
     with pytest.raises(FileNotFoundError):
-        call(FIGURES, "figures_of_files", {"rounds.parquet": tmp_path / "none"}, "a run")
+        call(run_figures.figures_of_files, {"rounds.parquet": tmp_path / "none"}, "a run")
     with pytest.raises(RuntimeError, match="InvalidVersion: Invalid version: 'none'"):
-        call(MLFLOW, "Version", "none")
+        call(mlflow_store.Version, "none")
 
 
 def _listens(process: SecondProcess, number: int) -> bool:
@@ -104,7 +111,7 @@ def test_a_token_set_meanwhile_reaches_the_store_and_no_command_line(
                     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", value)
                 else:
                     monkeypatch.delenv("MLFLOW_TRACKING_TOKEN")
-                call(MLFLOW, "check_store", StoreAddress(f"http://127.0.0.1:{server.server_port}", "user"))
+                call(mlflow_store.check_store, StoreAddress(f"http://127.0.0.1:{server.server_port}", "user"))
         finally:
             server.shutdown()
             thread.join()
@@ -117,27 +124,27 @@ def test_what_a_killed_process_has_not_answered_is_called_here(
 ) -> None:
     process = SecondProcess()
     monkeypatch.setattr(module, "_current", _Holder(process))
-    begun = begin(MLFLOW, "metric_name", "hr@10")
+    begun = begin(mlflow_store.metric_name, "hr@10")
     process._process.kill()
     assert begun() == "hr_at_10"
-    assert call(MLFLOW, "metric_name", "ndcg@5") == "ndcg_at_5"
+    assert call(mlflow_store.metric_name, "ndcg@5") == "ndcg_at_5"
     process.close()
     assert "the second process was killed" in caplog.text
     with pytest.raises(StoreError, match="no answer before the end of the run"):  # a thread may still be at it
-        call(MLFLOW, "metric_name", "hr@10")
+        call(mlflow_store.metric_name, "hr@10")
 
 
 @pytest.mark.usefixtures("process")
 def test_an_answer_that_cannot_be_sent_keeps_nobody_waiting() -> None:
     with pytest.raises(RuntimeError, match=r"no answer of ScopedSettings .*cannot pickle"):  # it has a lock
-        call(MLFLOW, "ScopedSettings", {})
-    assert call(MLFLOW, "metric_name", "hr@10") == "hr_at_10"
+        call(mlflow_store.ScopedSettings, {})
+    assert call(mlflow_store.metric_name, "hr@10") == "hr_at_10"
 
 
 def test_a_second_process_that_answers_nonsense_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     process = SecondProcess()
     monkeypatch.setattr(module, "_current", _Holder(process))
-    begun = begin(MLFLOW, "metric_name", "hr@10")
+    begun = begin(mlflow_store.metric_name, "hr@10")
     process._waiting[10**6] = process._waiting.pop(next(iter(process._waiting)))  # its answer is to no question
     assert begun() == "hr_at_10"
     process.close()
@@ -147,7 +154,7 @@ def test_where_no_process_can_be_started_calls_are_made_here(monkeypatch: pytest
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.delitem(sys.modules, "mlflow")
     with second_process():
-        assert call(MLFLOW, "metric_name", "hr@10") == "hr_at_10"
+        assert call(mlflow_store.metric_name, "hr@10") == "hr_at_10"
 
 
 class _Holder:

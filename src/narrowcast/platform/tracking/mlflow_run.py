@@ -25,7 +25,7 @@ from narrowcast.platform.host_time import host_time
 from narrowcast.platform.links import own_files
 from narrowcast.platform.redaction import redact
 from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.second_process import MLFLOW, CallsClosedError, call
+from narrowcast.platform.tracking.second_process import CallsClosedError, call, mlflow_store
 from narrowcast.platform.tracking.store_address import PLACE, StoreAddress, Tracking
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def check_store(store: StoreAddress, remedy: str = "set tracking.credentials=env
     `remedy` is how the user lets the store have the credentials of the environment.
     """
     store.say_what_is_withheld(remedy)
-    call(MLFLOW, "check_store", store)
+    call(mlflow_store.check_store, store)
 
 
 def open_run(
@@ -109,7 +109,7 @@ def open_run(
     shown = {key: redact(str(value)) for key, value in params.items()}
     about = dict(data) if isinstance(data, Mapping) else _dataset(data)
     arguments = (store, tracking.experiment, artifacts, folder.name, shown, {**tags, PLACE: place}, about)
-    run_id = str(call(MLFLOW, "open_run", *arguments))
+    run_id = str(call(mlflow_store.open_run, *arguments))
     return Cursor(store.shown, run_id, folder=str(folder.resolve()), tags=dict(tags), data=about)
 
 
@@ -125,7 +125,7 @@ def _dataset(data: Described) -> dict[str, str]:
 
 def reopen_run(store: StoreAddress, run_id: str) -> None:
     """Mark a run as running again; raise `UserError` if the store refuses."""
-    call(MLFLOW, "reopen_run", store, run_id)
+    call(mlflow_store.reopen_run, store, run_id)
 
 
 def why_lost(folder: Path, store: StoreAddress, cursor: Cursor | None) -> str:
@@ -140,7 +140,7 @@ def why_lost(folder: Path, store: StoreAddress, cursor: Cursor | None) -> str:
     if is_copy and (other := Cursor.find(original)) is not None and other.run_id == cursor.run_id:
         return f"{folder} is a copy of {original}, to which MLflow run {cursor.run_id} belongs"
     try:
-        if call(MLFLOW, "has_run", store, cursor.run_id):
+        if call(mlflow_store.has_run, store, cursor.run_id):
             return ""
     except StoreError as error:
         raise StoreRefused(f"no MLflow store answers at {store.shown} ({error}); start it, then try again") from error
@@ -151,7 +151,7 @@ def send_rounds(store: StoreAddress, run_id: str, rows: Sequence[Mapping[str, An
     """Send the first rows, as many as fit one batch of metrics; return their number."""
     totals = accumulate(len(row) for row in rows)
     fitting = max(1, sum(total <= _METRICS_AT_ONCE for total in totals))
-    call(MLFLOW, "send_rounds", store, run_id, [dict(row) for row in rows[:fitting]])
+    call(mlflow_store.send_rounds, store, run_id, [dict(row) for row in rows[:fitting]])
     return min(fitting, len(rows))
 
 
@@ -159,8 +159,8 @@ def monitor_system(store: StoreAddress, run_id: str, *, enabled: bool, resume: b
     """Log the load of this machine to the run until the returned function is called."""
     if not enabled:
         return lambda: None
-    call(MLFLOW, "start_monitor", store, run_id, resume)
-    return lambda: call(MLFLOW, "finish_monitor", run_id)
+    call(mlflow_store.start_monitor, store, run_id, resume)
+    return lambda: call(mlflow_store.finish_monitor, run_id)
 
 
 def close_run(
@@ -182,7 +182,7 @@ def close_run(
             within = path.parent.relative_to(folder).as_posix()
             files.append((str(path), None if within == "." else within))
         finished = int((folder / "result.json").stat().st_mtime * 1000) if metrics else 0
-        call(MLFLOW, "close_run", store, cursor.run_id, files, dict(tags), dict(metrics), finished, cursor.status)
+        call(mlflow_store.close_run, store, cursor.run_id, files, dict(tags), dict(metrics), finished, cursor.status)
         replace(cursor, closed=True).save(folder)
     except CallsClosedError:
         return False

@@ -16,7 +16,7 @@ from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.tracking.partition_counts import MOST_BARS, PartitionCounts, no_values
-from narrowcast.platform.tracking.second_process import PARTITION, begin, call
+from narrowcast.platform.tracking.second_process import begin, call, partition_figure
 from narrowcast.platform.types import IntArray
 
 TABLE, FIGURE, OVERVIEW = "partition.parquet", "partition.png", "partitions.png"
@@ -27,7 +27,7 @@ _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, 
 
 def begin_figure(data: Dataset) -> Callable[[], bytes]:
     """Begin to draw the figure if there is a second process; return the function that returns it as a PNG file."""
-    return begin(PARTITION, "partition_png", partition_counts(data))
+    return begin(partition_figure.partition_png, partition_counts(data))
 
 
 def write_partition(data: Dataset, folder: Path, figure: Callable[[], bytes] | None = None) -> list[Path]:
@@ -45,7 +45,7 @@ def write_overview(partitions: Sequence[tuple[str, Dataset]], folder: Path) -> P
     """Write `partitions.png`, the figures of several partitions of one data set in one, and return its path."""
     make_folders(folder)
     counts = [(kind, partition_counts(data)) for kind, data in partitions]
-    disk().fill(folder / OVERVIEW, partial(Path.write_bytes, data=call(PARTITION, "overview_png", counts)))
+    disk().fill(folder / OVERVIEW, partial(Path.write_bytes, data=call(partition_figure.overview_png, counts)))
     return folder / OVERVIEW
 
 

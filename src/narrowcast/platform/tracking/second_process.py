@@ -24,16 +24,29 @@ from importlib import import_module
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from narrowcast.platform.errors import StoreError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.redaction import redact
 
+__all__ = [
+    "CallsClosedError",
+    "SecondProcess",
+    "begin",
+    "call",
+    "mlflow_store",
+    "partition_figure",
+    "run_figures",
+    "second_process",
+    "serve",
+]
 logger = logging.getLogger(__name__)
-MLFLOW = "narrowcast.platform.tracking.mlflow_store"
-FIGURES = "narrowcast.platform.tracking.run_figures"
-PARTITION = "narrowcast.platform.tracking.partition_figure"
+P = ParamSpec("P")
+R = TypeVar("R")
+_STORE, _FIGURES, _PARTITION = (
+    f"{__name__.rpartition('.')[0]}.{name}" for name in ("mlflow_store", "run_figures", "partition_figure")
+)
 _PROGRAM = (
     f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {__name__} import serve; serve(int(sys.argv[1]))"
 )
@@ -47,11 +60,36 @@ class CallsClosedError(StoreError):
 
 
 @dataclass(frozen=True)
+class _Function:
+    module: str
+    name: str
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return getattr(import_module(self.module), self.name)(*arguments, **named)
+
+
+@dataclass(frozen=True)
+class _LazyModule:
+    module: str
+
+    def __getattr__(self, name: str) -> _Function:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Function(self.module, name)
+
+
+if TYPE_CHECKING:
+    from narrowcast.platform.tracking import mlflow_store, partition_figure, run_figures
+else:  # modules whose functions `begin` and `call` take, imported where a function is called
+    mlflow_store, run_figures, partition_figure = map(_LazyModule, (_STORE, _FIGURES, _PARTITION))
+
+
+@dataclass(frozen=True)
 class _Request:
     number: int
-    module: str
-    function: str
+    function: _Function
     arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
     environment: Mapping[str, str] | None
     """The variables of the caller's environment, None if they are those of its last request."""
 
@@ -78,14 +116,14 @@ class SecondProcess:
         self._reader = threading.Thread(target=self._receive, name="second-process", daemon=True)
         self._reader.start()
 
-    def begin(self, module: str, function: str, arguments: tuple[Any, ...]) -> Future[Any] | None:
+    def begin(self, function: _Function, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Future[Any] | None:
         """Begin a call; return None if the process has ended."""
         with uninterrupted(), self._sending:  # half a message would spoil those after it
             if self._ended:
                 return None
             changed = self._environment != (now := dict(os.environ))
             self._environment = now
-            request = _Request(next(self._numbers), module, function, arguments, now if changed else None)
+            request = _Request(next(self._numbers), function, arguments, named, now if changed else None)
             future = self._waiting[request.number] = Future()
             try:
                 self._connection.send(request)
@@ -147,24 +185,24 @@ def _started() -> SecondProcess | None:
         return None
 
 
-def begin(module: str, function: str, *arguments: Any) -> Callable[[], Any]:
-    """Begin to call a function if there is a second process; return a function that returns or raises what it does.
+def begin(function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Callable[[], R]:
+    """Begin to call a function of a lazy module if there is a second process; return a function that waits for its end.
 
     Raise `CallsClosedError` once that process was closed, at the end of the run.
     """
 
-    def here() -> Any:
-        return getattr(import_module(module), function)(*arguments)
+    def here() -> R:
+        return function(*arguments, **named)
 
     process = _current.get()
     if process is not None and process.closed:  # a thread that a store keeps waiting outlives the run
         raise CallsClosedError
-    if process is None or (future := process.begin(module, function, arguments)) is None:
+    if process is None or (future := process.begin(cast(_Function, function), arguments, named)) is None:
         return here
 
-    def result() -> Any:
+    def result() -> R:
         try:
-            return future.result()
+            return cast(R, future.result())
         except CancelledError:
             if process.closed:
                 raise CallsClosedError from None
@@ -173,9 +211,9 @@ def begin(module: str, function: str, *arguments: Any) -> Callable[[], Any]:
     return result
 
 
-def call(module: str, function: str, *arguments: Any) -> Any:
-    """Call a function, in the second process if there is one, and return or raise what it does."""
-    return begin(module, function, *arguments)()
+def call(function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+    """Call a function of a lazy module, in the second process if there is one, and return or raise what it does."""
+    return begin(function, *arguments, **named)()
 
 
 def serve(descriptor: int) -> None:
@@ -183,13 +221,13 @@ def serve(descriptor: int) -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     connection = Connection(descriptor)
-    imported = {module: threading.Event() for module in (MLFLOW, PARTITION, FIGURES)}
+    imported = {module: threading.Event() for module in (_STORE, _PARTITION, _FIGURES)}
     threading.Thread(target=_answer_all, args=(connection, imported), daemon=True).start()
     gc.disable()  # it would take a fifth of the time
     for module, event in imported.items():
         try:
             import_module(module)
-            if module == MLFLOW and not os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
+            if module == _STORE and not os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
                 from narrowcast.platform.tracking.mlflow_internals import import_sql_store
 
                 import_sql_store()
@@ -214,7 +252,7 @@ def _answer_all(connection: Connection, imported: Mapping[str, threading.Event])
                 del os.environ[name]
             os.environ.update(request.environment)
         # In a thread each: a store that hangs keeps no figure waiting.
-        arguments = (request, connection, answering, imported[request.module])
+        arguments = (request, connection, answering, imported[request.function.module])
         threading.Thread(target=_answer, args=arguments, daemon=True).start()
 
 
@@ -222,7 +260,7 @@ def _answer(request: _Request, connection: Connection, answering: threading.Lock
     imported.wait()  # two threads that import the same packages could meet half of one
     value, error = None, None
     try:
-        value = getattr(import_module(request.module), request.function)(*request.arguments)
+        value = request.function(*request.arguments, **request.named)
     except Exception as raised:  # sent to the caller, which may not have the libraries that others are of
         known = type(raised).__module__.startswith(("builtins", "narrowcast."))
         error = raised if known else RuntimeError(redact(f"{type(raised).__name__}: {raised}"))
@@ -233,4 +271,4 @@ def _answer(request: _Request, connection: Connection, answering: threading.Lock
             return
         except Exception as unsendable:  # pickled before anything is sent, so the connection is intact
             reason = f"{type(unsendable).__name__}: {unsendable}"
-            connection.send((request.number, None, RuntimeError(f"no answer of {request.function} ({reason})")))
+            connection.send((request.number, None, RuntimeError(f"no answer of {request.function.name} ({reason})")))
