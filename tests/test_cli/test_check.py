@@ -15,19 +15,21 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
 @pytest.mark.parametrize(
-    ("spec", "registry"),
+    ("spec", "registry", "words"),
     [
-        ("sign_codec:Sign", "codec"),
-        ("two_moons:TwoMoons", "data"),
-        ("residual_mlp:ResidualMLP", "model"),
-        ("focal_loss:FocalLoss", "loss"),
-        ("focal_loss:Brier", "metric"),
-        ("city_fleet:CityFleet", "fleet"),
+        ("sign_codec:Sign", "codec", ()),
+        ("two_moons:TwoMoons", "data", ("--kind", "data")),
+        ("residual_mlp:ResidualMLP", "model", ()),
+        ("focal_loss:FocalLoss", "loss", ()),
+        ("focal_loss:Brier", "metric", ()),
+        ("city_fleet:CityFleet", "fleet", ("--kind", "fleet")),
     ],
 )
-def test_the_examples_keep_their_laws(spec: str, registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_keep_their_laws(
+    spec: str, registry: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(EXAMPLES)
-    said = narrowcast("check", spec)
+    said = narrowcast("check", spec, *words)
     assert said.status == 0, said.err
     assert f"{spec}: {registry}" in said.out
     assert "failed" not in said.out
@@ -60,7 +62,7 @@ def test_a_fleet_that_breaks_a_law_fails(name: str, tmp_path: Path, monkeypatch:
     uplink, reason = BROKEN_FLEETS[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"{name.lower()}_fleet.py").write_text(FLEET.format(name=name, uplink=uplink))
-    said = narrowcast("check", f"{name.lower()}_fleet:{name}")
+    said = narrowcast("check", f"{name.lower()}_fleet:{name}", "--kind", "fleet")
     assert_refused(said, "laws do not hold", status=1)
     assert "failed" in said.out
     assert reason.split()[0] in said.out
@@ -85,10 +87,18 @@ def test_what_cannot_be_checked_is_one_line(tmp_path: Path, monkeypatch: pytest.
     methods = "check = init = init_clients = broadcast = train = fold = step = final = lambda *_: None"
     (tmp_path / "bare_algorithm.py").write_text(f"from pydantic import BaseModel\nclass X(BaseModel):\n    {methods}\n")
     assert_refused(
-        narrowcast("check", "bare_algorithm:X"), "is not an algorithm: it lacks download_bits", "AlgorithmDefaults"
+        narrowcast("check", "bare_algorithm:X", "--kind", "algorithm"),
+        "is not an algorithm: it lacks download_bits",
+        "AlgorithmDefaults",
+    )
+    assert_refused(
+        narrowcast("check", "bare_algorithm:X"),
+        "bare_algorithm:X extends no class that has a kind; say its own with --kind: algorithm, codec, ",
     )
     shutil.copy(EXAMPLES / "city_fleet.py", tmp_path / "elsewhere_fleet.py")
-    assert_refused(narrowcast("check", "elsewhere_fleet:CityFleet", "underground=2"), "underground = 2")
+    assert_refused(
+        narrowcast("check", "elsewhere_fleet:CityFleet", "underground=2", "--kind", "fleet"), "underground = 2"
+    )
     assert_refused(narrowcast("check", "elsewhere_fleet:CityFleet", "--kind", "data"), "is not a data", "load")
 
 
@@ -122,7 +132,7 @@ def test_a_class_that_ends_its_process_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ending_fleet.py").write_text("import os\n" + FLEET.format(name="Ending", uplink=call))
-    command = Command("check", "ending_fleet:Ending", log=tmp_path / "log")
+    command = Command("check", "ending_fleet:Ending", "--kind", "fleet", log=tmp_path / "log")
     try:
         assert command.wait() == 1
         assert command.err.startswith("narrowcast: ending_fleet:Ending: it ended the process that tests it")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("spec", metavar="PACKAGE.MODULE:CLASS")
 @click.argument("fields", nargs=-1, metavar="[FIELD=VALUE]...")
-@click.option("--kind", metavar="REGISTRY", help="Kind of the class, if its methods fit several: algorithm, fleet, ...")
+@click.option("--kind", metavar="REGISTRY", help="Kind of a class that extends no other of its kind: data, ...")
 @click.option(
     "--data",
     metavar="DATA",

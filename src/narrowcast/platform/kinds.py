@@ -54,14 +54,10 @@ class Registry(Mapping[str, type[BaseModel]]):
     def __hash__(self) -> int:
         return id(self)
 
-    @property
-    def size(self) -> int:
-        """The number of members that the contract asks for."""
-        return len(members(self.contract))
-
-    def offered(self, found: Any) -> int:
-        """Return how many members of the contract a class has."""
-        return len(members(self.contract) & _members_of(found))
+    def is_extended_by(self, found: Any) -> bool:
+        """Return whether a class extends the contract, the class of its optional members, or a class of the catalog."""
+        bases = found.__mro__ if isinstance(found, type) else ()
+        return any(each in (self.contract, self.optional) or self._in_catalog(each) is not None for each in bases)
 
     def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
         """Return the class of a kind; raise `UserError` if there is none, or if it does not keep the contract."""
@@ -104,7 +100,7 @@ class Registry(Mapping[str, type[BaseModel]]):
         found = type(model)
         if (kind := self._in_catalog(found)) is not None:
             return kind
-        spec = _spec_of(found)
+        spec = spec_of(found)
         return next((kind for kind, entry in plugins.entry_points(self.name).items() if entry == spec), spec)
 
     def names(self) -> dict[str, str]:
@@ -116,7 +112,7 @@ class Registry(Mapping[str, type[BaseModel]]):
 
     def _in_catalog(self, found: Any) -> str | None:
         """Return the kind of a class of the catalog, None for any other object."""
-        spec = _spec_of(found) if isinstance(found, type) else ""
+        spec = spec_of(found) if isinstance(found, type) else ""
         return next(
             (kind for kind, known in self.kinds.items() if known is found or f"{plugins.GROUP}.{known}" == spec), None
         )
@@ -221,7 +217,8 @@ def members(contract: type) -> set[str]:
     return {name for name in names if not name.startswith("_")} - _OF_EVERY_MODEL - set(dir(BaseModel))
 
 
-def _spec_of(found: type) -> str:
+def spec_of(found: type) -> str:
+    """Return the `module:Class` of a class."""
     return f"{found.__module__}:{found.__qualname__}"
 
 
