@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from narrowcast.platform.data.fetch import find
+from narrowcast.platform.data.ncf import MOVIELENS
 from narrowcast.platform.data.ncf import TRAIN as NCF_TRAIN
 from narrowcast.platform.data.numbered_ids import NumberedIds
 from narrowcast.platform.data.own_files import located
@@ -110,20 +111,18 @@ class ExplicitRatings(Section):
             dialect = Dialect(self.delimiter, self.header, self.encoding, self.decimal)
             return read_rating_table(located(self.path, "path"), names, dialect)
         if self.set == "ml-latest-small":
-            path, columns = find(self.set, ("ratings.csv",)) / "ratings.csv", "userId movieId rating timestamp"
-            return _read(path, columns, ",", header=True)
+            return _read(find(self.set, ("ratings.csv",)) / "ratings.csv")
         if self.set == "ml-100k":
             folder = find(self.set, ("ml-100k.inter", "u.data"))
-            if (recbole := folder / "ml-100k.inter").is_file():
-                return _read(recbole, "user_id:token item_id:token rating:float timestamp:float", "\t", header=True)
-            return _read(folder / "u.data", "f0 f1 f2 f3", "\t", header=False)
+            recbole = folder / "ml-100k.inter"
+            return _read(recbole if recbole.is_file() else folder / "u.data")
         folder = find("ml-1m", ("ratings.dat", f"ml-1m{NCF_TRAIN}", f"ml-1m{NCF_TRAIN}.gz"))
         if not (folder / "ratings.dat").is_file():
             raise UserError(
                 f"data.set = ml-1m: {folder} has NCF's files, which hold no stars; move the folder away and run: "
                 "narrowcast data fetch ml-1m"
             )
-        return _read(folder / "ratings.dat", "f0 f2 f4 f6", ":", header=False)
+        return _read(folder / "ratings.dat")
 
     def _refuse_repeats(self, table: RatingTable, users: IntArray, items: IntArray, ids: list[NumberedIds]) -> None:
         pairs = users * (int(items.max()) + 1) + items
@@ -173,5 +172,7 @@ class ExplicitRatings(Section):
         return generator(self.seed or 0, "clients of users").permutation(np.arange(n_users) * self.clients // n_users)
 
 
-def _read(path: Path, columns: str, delimiter: str, *, header: bool) -> RatingTable:
-    return read_rating_table(path, dict(zip(_FIELDS, columns.split(), strict=True)), Dialect(delimiter, header))
+def _read(path: Path) -> RatingTable:
+    layout = MOVIELENS[path.name]
+    names = dict(zip(_FIELDS, layout.columns, strict=True))
+    return read_rating_table(path, names, Dialect(layout.delimiter, layout.header))

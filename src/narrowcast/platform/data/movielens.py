@@ -10,14 +10,12 @@ from pydantic import Field
 from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.leave_one_out import Events, Validation, leave_one_out
-from narrowcast.platform.data.ncf import RATING_COLUMNS, TRAIN, is_ncf, read_columns, read_ncf
+from narrowcast.platform.data.ncf import MOVIELENS, TRAIN, is_ncf, read_columns, read_ncf
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 
 MIN_INTERACTIONS = 20
 """Interactions that GroupLens and the published protocol require of every user."""
-
-INTER_COLUMNS = ("user_id:token", "item_id:token", "timestamp:float")
 
 
 class _MovieLens(Section):
@@ -29,14 +27,14 @@ class _MovieLens(Section):
         None, ge=0, description="seed of the validation items and ranking negatives; null: that of the run"
     )
 
-    def _split(
-        self, name: str, path: Path, columns: tuple[str, str, str], delimiter: str, *, header: bool = False
-    ) -> Interactions:
-        events = Events(*read_columns(path, columns, delimiter=delimiter, header=header))
+    def _split(self, name: str, path: Path) -> Interactions:
+        layout = MOVIELENS[path.name]
+        user, item, _, time = layout.columns
+        columns = read_columns(path, (user, item, time), delimiter=layout.delimiter, header=layout.header)
         return leave_one_out(
             name,
             str(path),
-            events,
+            Events(*columns),
             validation=self.validation,
             min_interactions=self.min_interactions,
             seed=self.seed or 0,
@@ -52,9 +50,7 @@ class MovieLens100K(_MovieLens):
         """Return the interactions; raise `UserError` if the set is missing or malformed."""
         folder = find(self.kind, ("ml-100k.inter", "u.data"))
         recbole = folder / "ml-100k.inter"
-        if recbole.is_file():
-            return self._split(self.kind, recbole, INTER_COLUMNS, "\t", header=True)
-        return self._split(self.kind, folder / "u.data", RATING_COLUMNS, "\t")
+        return self._split(self.kind, recbole if recbole.is_file() else folder / "u.data")
 
 
 class MovieLens1M(_MovieLens):
@@ -80,7 +76,7 @@ class MovieLens1M(_MovieLens):
                 f"use another layout, or move the folder away and run: narrowcast data fetch {self.kind}"
             )
         if layout == "ratings":
-            return self._split(self.kind, ratings, ("f0", "f2", "f6"), ":")
+            return self._split(self.kind, ratings)
         if self.min_interactions != MIN_INTERACTIONS:
             raise UserError(
                 f"min_interactions is {self.min_interactions}, but NCF's files fix the users; "
@@ -96,5 +92,4 @@ class MovieLensLatestSmall(_MovieLens):
 
     def load(self) -> Interactions:
         """Return the interactions; raise `UserError` if the set is missing or malformed."""
-        path = find(self.kind, ("ratings.csv",)) / "ratings.csv"
-        return self._split(self.kind, path, ("userId", "movieId", "timestamp"), ",", header=True)
+        return self._split(self.kind, find(self.kind, ("ratings.csv",)) / "ratings.csv")

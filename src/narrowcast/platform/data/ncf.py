@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,24 @@ TRAIN, TEST, NEGATIVE = ".train.rating", ".test.rating", ".test.negative"
 RATING_COLUMNS = ("f0", "f1", "f3")
 """Columns of user, item and timestamp in tab-separated rows of user, item, rating, timestamp."""
 _MOST_ITEMS = 10**8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a file has its ratings: the columns of user, item, rating and time, what separates them, and a header."""
+
+    columns: tuple[str, str, str, str]
+    delimiter: str
+    header: bool
+
+
+MOVIELENS = {
+    "ml-100k.inter": Layout(("user_id:token", "item_id:token", "rating:float", "timestamp:float"), "\t", header=True),
+    "u.data": Layout(("f0", "f1", "f2", "f3"), "\t", header=False),
+    "ratings.dat": Layout(("f0", "f2", "f4", "f6"), ":", header=False),  # separated by two colons
+    "ratings.csv": Layout(("userId", "movieId", "rating", "timestamp"), ",", header=True),
+}
+"""The layouts of GroupLens' files and of RecBole's, by their names."""
 
 
 class NCF(Section):
@@ -85,7 +104,8 @@ def write_ncf_train(ratings: Path, test: Path, train: Path) -> None:
 
     Raise `UserError` if the test file does not belong to these ratings.
     """
-    users, movies, stars, times = read_columns(ratings, ("f0", "f2", "f4", "f6"), delimiter=":")
+    layout = MOVIELENS["ratings.dat"]
+    users, movies, stars, times = read_columns(ratings, layout.columns, delimiter=layout.delimiter)
     test_users, test_items = read_columns(test, RATING_COLUMNS[:2], delimiter="\t")
     # NCF numbers items by first appearance in ratings.dat and users from 0.
     _, first, inverse = np.unique(movies, return_index=True, return_inverse=True)
