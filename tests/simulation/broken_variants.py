@@ -58,7 +58,7 @@ def _position_first() -> AbstractContextManager[Any]:
         try:
             if rows := self._journal.rounds[before:]:
                 mlflow_run.send_rounds(self._store, self.cursor.run_id, rows)
-        except mlflow_run.STORE_ERRORS:
+        except mlflow_run.StoreError:
             self.cursor = replace(self.cursor, sent_rounds=before)
 
     return patch.object(mlflow_run.Sender, "_send", send)
@@ -72,7 +72,7 @@ def _sent_before_synced() -> AbstractContextManager[Any]:
                 sent = mlflow_run.send_rounds(self._store, self.cursor.run_id, rows)
                 self.cursor = replace(self.cursor, sent_rounds=before + sent)
             self.cursor.save(self._folder)
-        except mlflow_run.STORE_ERRORS:
+        except mlflow_run.StoreError:
             pass
 
     return patch.object(mlflow_run.Sender, "_send", send)

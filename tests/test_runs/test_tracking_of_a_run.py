@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import narrowcast as nc
 from command_line import assert_refused, narrowcast, run_folders
 from narrowcast.platform import plugins
 from narrowcast.platform.disk import Disk, using
+from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender
 from narrowcast.platform.tracking.store_address import StoreAddress
@@ -193,6 +196,29 @@ def test_a_disk_that_fails_is_not_reported_as_the_store_s_fault(output: Path, ca
         sender = Sender(folder, StoreAddress(cursor.uri), cursor, Journal.open(folder))
         assert not sender.close(60, "FAILED")
     assert [each.getMessage().partition(" (")[0] for each in caplog.records] == [f"cannot write to {folder}"]
+
+
+def test_a_call_that_fails_as_none_should_is_said_once_and_made_again(
+    output: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, whole, calls = output / "digits", mlflow_run.send_rounds, count()
+
+    def send(store: StoreAddress, run_id: str, rows: Sequence[Mapping[str, Any]]) -> int:
+        if next(calls) < 2:
+            raise KeyError("logged_at_ms")
+        return whole(store, run_id, rows)
+
+    monkeypatch.setattr(mlflow_run, "send_rounds", send)
+    monkeypatch.setattr(mlflow_run, "_RETRY_SECONDS", 0.01)
+    cursor = Cursor(Cursor.load(folder).uri, Cursor.load(folder).run_id)
+    sender = Sender(folder, StoreAddress(cursor.uri), cursor, Journal.open(folder))
+    deadline = time.monotonic() + 60
+    while not sender.cursor.sent_rounds and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sender.close(60, "FAILED")
+    assert [each.getMessage() for each in caplog.records] == [
+        f"the rounds of {folder} are not sent to MLflow (KeyError: 'logged_at_ms')"
+    ]
 
 
 def test_two_runs_report_the_outage_of_their_store_once(output: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,16 +12,17 @@ import json
 import logging
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.described import Described
-from narrowcast.platform.errors import StoreError, StoreRefused, UserError
-from narrowcast.platform.host_time import host_time
+from narrowcast.platform.errors import StoreError, StoreRefused, UserError, described
+from narrowcast.platform.host_time import Repeated, host_time
 from narrowcast.platform.links import own_files
 from narrowcast.platform.redaction import redact
 from narrowcast.platform.tracking.journal import Journal
@@ -196,22 +197,22 @@ def close_run(
 
 
 class _Outages:
-    """The runs of this process whose store does not answer, so that one outage is reported once, by store."""
+    """The senders of this process whose store does not answer, so that one outage is reported once, by store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, set[int]] = {}
 
-    def begin(self, uri: str, sender: object, reason: str) -> None:
-        """Report the outage unless another run has."""
+    def begin(self, uri: str, sender: object, text: str) -> None:
+        """Report the outage unless another sender has."""
         with self._lock:
             waiting = self._waiting.setdefault(uri, set())
             if not waiting:
-                logger.warning("the MLflow store is down (%s); metrics are kept on disk", reason)
+                logger.warning("the MLflow store is down %s", text)
             waiting.add(id(sender))
 
     def end(self, uri: str, sender: object, *, answered: bool = True) -> None:
-        """Report that the store answers once all runs have been answered; a run that has ended waits no more."""
+        """Report that the store answers once all senders have been answered; one that has ended waits no more."""
         with self._lock:
             waiting = self._waiting.get(uri, set())
             if id(sender) in waiting:
@@ -223,48 +224,91 @@ class _Outages:
 _outages = _Outages()
 
 
-class Sender:
-    """Sends the journal's rounds in the background, retries while the store is down, and records its position."""
+class BackgroundSender(ABC):
+    """Sends in the background what a store lacks, and again while the store, the disk or anything else fails.
 
-    def __init__(self, folder: Path, store: StoreAddress, cursor: Cursor, journal: Journal) -> None:
-        """Begin to send. The journal's list of rows, which grows, is only read here."""
-        self._folder, self._journal = folder, journal
-        self.cursor = cursor
+    Each failure is logged once.
+    """
+
+    kept: ClassVar[str]
+    """What an outage does to that which is not sent, in words."""
+
+    def __init__(self, store: StoreAddress) -> None:
         self._store = store
-        self._disk_failed = False
-        self._sending = host_time().repeat(self._send, _RETRY_SECONDS, "mlflow-sender")
+        self._sending: Repeated | None = None
+        self._said: set[str] = set()
+
+    @abstractmethod
+    def _send(self) -> None:
+        """Send what the store lacks, and call `_answered` after each part; raise `StoreError` if it does not answer."""
+
+    def _failure(self, error: Exception) -> str:
+        """Return what is said of a failure that is not the store's."""
+        return f"not all is sent to MLflow ({described(error)})"
+
+    def _start(self) -> None:
+        self._sending = host_time().repeat(self._try, _RETRY_SECONDS, "mlflow-sender")
 
     def notify(self) -> None:
-        """Send soon, since the journal has new rounds."""
-        self._sending.wake()
+        """Send soon, since there is more."""
+        if self._sending is not None:
+            self._sending.wake()
 
-    def _send(self) -> None:
-        """Send the rounds that the store lacks until it stops answering."""
+    def _answered(self) -> None:
+        _outages.end(self._store.uri, self)
+
+    def _try(self) -> None:
         try:
-            while not self._caught_up():
-                before = self.cursor.sent_rounds
-                rows = self._journal.rounds[before : before + _ROWS_AT_ONCE]
-                self._journal.sync()  # a round that a power cut took would be sent again with another time stamp
-                sent = send_rounds(self._store, self.cursor.run_id, rows)
-                self.cursor = replace(self.cursor, sent_rounds=before + sent)
-                _outages.end(self._store.uri, self)
-            self.cursor.save(self._folder)
+            self._send()
         except CallsClosedError:  # the run was stopped, which is not the store's fault
             return
         except StoreError as error:
-            _outages.begin(self._store.uri, self, str(error))
-        except OSError as error:
-            if not self._disk_failed:
-                logger.warning("cannot write to %s (%s); its rounds are not sent until that works", self._folder, error)
-            self._disk_failed = True
+            _outages.begin(self._store.uri, self, f"({error}); {self.kept}")
+        except Exception as error:  # said, and what was not sent is tried again
+            if (text := self._failure(error)) not in self._said:
+                logger.warning("%s", text)
+                self._said.add(text)
+
+    def _end(self, wait_seconds: float) -> bool:
+        """Send a last time; return whether that ended within the time."""
+        ended = self._sending is None or self._sending.close(wait_seconds)
+        _outages.end(self._store.uri, self, answered=False)
+        return ended
+
+
+class Sender(BackgroundSender):
+    """Sends the journal's rounds in the background, and records its position."""
+
+    kept = "metrics are kept on disk"
+
+    def __init__(self, folder: Path, store: StoreAddress, cursor: Cursor, journal: Journal) -> None:
+        """Begin to send. The journal's list of rows, which grows, is only read here."""
+        super().__init__(store)
+        self._folder, self._journal = folder, journal
+        self.cursor = cursor
+        self._start()
+
+    def _send(self) -> None:
+        while not self._caught_up():
+            before = self.cursor.sent_rounds
+            rows = self._journal.rounds[before : before + _ROWS_AT_ONCE]
+            self._journal.sync()  # a round that a power cut took would be sent again with another time stamp
+            sent = send_rounds(self._store, self.cursor.run_id, rows)
+            self.cursor = replace(self.cursor, sent_rounds=before + sent)
+            self._answered()
+        self.cursor.save(self._folder)
+
+    def _failure(self, error: Exception) -> str:
+        if isinstance(error, OSError):
+            return f"cannot write to {self._folder} ({error}); its rounds are not sent until that works"
+        return f"the rounds of {self._folder} are not sent to MLflow ({described(error)})"
 
     def _caught_up(self) -> bool:
         return self.cursor.sent_rounds >= len(self._journal.rounds)
 
     def close(self, wait_seconds: float, status: str) -> bool:
         """Send the remaining rounds of a run that ended with `status`; return whether all were sent in time."""
-        ended = self._sending.close(wait_seconds)
-        _outages.end(self._store.uri, self, answered=False)
+        ended = self._end(wait_seconds)
         self.cursor = replace(self.cursor, status=status)
         try:
             if ended:

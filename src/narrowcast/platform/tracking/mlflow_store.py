@@ -152,7 +152,7 @@ def short_reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
+def answering() -> Iterator[None]:
     """Raise `StoreError` where a call in the block fails."""
     try:
         yield
@@ -240,7 +240,7 @@ def send_rounds(store: StoreAddress, run_id: str, rows: Iterable[Mapping[str, An
         for name, value in sorted(row.items(), key=_by_interest)
         if name not in ("round", "iteration", "logged_at_ms") and value is not None
     ]
-    with _answering():
+    with answering():
         MlflowClient(store.uri).log_batch(run_id, metrics=metrics)
 
 
@@ -303,7 +303,7 @@ def close_run(
 ) -> None:
     """Log files, each with its folder below that of the run, then the last tags and metrics, and end the run."""
     client = MlflowClient(store.uri)
-    with _answering():
+    with answering():
         for path, within in files:
             client.log_artifact(run_id, path, within)
         client.log_batch(

@@ -7,18 +7,20 @@ again, after a crash, an outage or by another process, creates no second run.
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import StoreError, UserError
+from narrowcast.platform.host_time import host_time
+from narrowcast.platform.tracking.mlflow_run import BackgroundSender
 from narrowcast.platform.tracking.mlflow_store import (
     MLFLOW_SETTINGS,
     STORE_ERRORS,
+    answering,
     as_params,
     calls_to,
     metric_name,
@@ -34,7 +36,7 @@ with MLFLOW_SETTINGS.in_force():
     from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 logger = logging.getLogger(__name__)
-_RETRY_SECONDS = 2.0
+_POLL_SECONDS, _LAST_SECONDS = 0.2, 4.0
 _BATCH = 1000  # metrics, MLflow's limit
 _TRIAL = "trial"
 _STATUS = {"complete": "FINISHED", "pruned": "KILLED", "lost": "KILLED", "failed": "FAILED", "running": "RUNNING"}
@@ -52,26 +54,26 @@ class TrialRun:
     rows: tuple[Mapping[str, Any], ...] = ()
 
 
-class StudyStore:
-    """The nested runs of one parent run. A thread sends them, and retries while the store is down."""
+class StudyStore(BackgroundSender):
+    """The nested runs of one parent run, which are sent in the background."""
+
+    kept = "the trials wait"
 
     def __init__(self, store: StoreAddress, parent: str) -> None:
-        self._store, self._parent, self._client = store, parent, MlflowClient(store.uri)
-        self._waiting: queue.SimpleQueue[TrialRun | None] = queue.SimpleQueue()
+        super().__init__(store)
+        self._parent, self._client = parent, MlflowClient(store.uri)
+        self._waiting: deque[TrialRun] = deque()
         self._runs: dict[str, str] = {}
         self._states: dict[str, str] = {}
         self._experiment = ""
-        self._closing = threading.Event()
         self._missed = 0
         self._measured: dict[str, None] = {}
-        self._thread: threading.Thread | None = None
 
     def open(self) -> dict[str, str]:
-        """Read the states of the trials in the store, and start the thread; raise `UserError` if the store is down."""
+        """Read the states of the trials in the store, and begin to send; raise `UserError` if the store is down."""
         with calls_to(self._store):
             self._read_states()
-        self._thread = threading.Thread(target=self._send_all, name="mlflow-study", daemon=True)
-        self._thread.start()
+        self._start()
         return self.states()
 
     def _read_states(self) -> None:
@@ -98,32 +100,24 @@ class StudyStore:
         return dict(self._states)
 
     def put(self, trial: TrialRun) -> None:
-        """Queue the state of a trial for the thread."""
+        """Queue the state of a trial."""
         self._states[trial.key] = trial.state
-        self._waiting.put(trial)
+        self._waiting.append(trial)
+        self.notify()
 
-    def _send_all(self) -> None:
-        down = False
-        while (trial := self._waiting.get()) is not None:
-            while True:
-                try:
-                    with calls_to(self._store):
-                        self._send(trial)
-                    if down:
-                        logger.warning("the MLflow store answers again")
-                    down = False
-                    break
-                except STORE_ERRORS as error:
-                    if not down:
-                        logger.warning("the MLflow store is down (%s); the trials wait", short_reason(error))
-                    down = True
-                    if self._closing.wait(_RETRY_SECONDS):
-                        self._missed += 1
-                        break
-                except Exception as error:  # of this trial alone: those after it are still to be sent
-                    logger.warning("trial %s is not in MLflow (%s)", trial.key, short_reason(error))
-                    self._missed += 1
-                    break
+    def _send(self) -> None:
+        while self._waiting:
+            trial = self._waiting[0]
+            try:
+                with calls_to(self._store), answering():
+                    self._send_trial(trial)
+                self._answered()
+            except StoreError:
+                raise
+            except Exception as error:  # of this trial alone: those after it are still to be sent
+                logger.warning("trial %s is not in MLflow (%s)", trial.key, short_reason(error))
+                self._missed += 1
+            self._waiting.popleft()
 
     def _nested(self) -> str:
         return f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{self._parent}'"
@@ -137,7 +131,7 @@ class StudyStore:
             self._runs[trial.key] = run.info.run_id
         return self._runs[trial.key]
 
-    def _send(self, trial: TrialRun) -> None:
+    def _send_trial(self, trial: TrialRun) -> None:
         run_id = self._run_id(trial)
         metrics = [
             Metric(metric_name(name), float(value), row["logged_at_ms"], int(row["round"]))
@@ -155,13 +149,10 @@ class StudyStore:
 
     def close(self, wait_seconds: float) -> bool:
         """Send the queue, for at most this long; return whether everything was sent."""
-        if self._thread is None:
-            return True
-        self._waiting.put(None)
-        self._thread.join(wait_seconds)
-        self._closing.set()
-        self._thread.join(2 * _RETRY_SECONDS)
-        return not self._thread.is_alive() and not self._missed
+        end = host_time().monotonic() + wait_seconds
+        while self._sending is not None and self._waiting and host_time().monotonic() < end:
+            host_time().sleep(_POLL_SECONDS)
+        return self._end(max(end - host_time().monotonic(), _LAST_SECONDS)) and not self._waiting and not self._missed
 
     def _has(self, metric: str, step: int) -> bool:
         return any(each.step == step for each in self._client.get_metric_history(self._parent, metric))
