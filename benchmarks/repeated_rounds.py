@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
-from narrowcast.platform.chunk_training import train_chunk
+from narrowcast.platform.chunk_training import train_chunks
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.run import Run
 from narrowcast.platform.secure_contracts import ClientKeyStore
@@ -110,8 +110,9 @@ class RepeatingServer:
         models = self.model, self.model if model_of_last is None else model_of_last
         try:
             results = [
-                train_chunk(self.run, model, chunk, store)
+                result
                 for model, chunk in zip(models, rounds.before(chunks), strict=True)
+                for result in train_chunks(self.run, model, [chunk], store)
             ]
             opened = rounds.after(results)
         except (RunFailed, PayloadError):

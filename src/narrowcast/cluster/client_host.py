@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from narrowcast.cluster.key_service import RemoteKeyStore
-from narrowcast.platform.chunk_training import train_chunk
+from narrowcast.platform.chunk_training import train_chunks
 from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.client_metrics import measure_chunk
 from narrowcast.platform.run import Run
@@ -33,7 +33,7 @@ class ClientHost:
     def train(self, broadcast: Arrays, chunks: list[Chunk]) -> list[ChunkResult]:
         """Train some of a round's chunks, one after the other."""
         with one_thread():
-            return [train_chunk(self._run, broadcast, chunk, self._key_store) for chunk in chunks]
+            return train_chunks(self._run, broadcast, chunks, self._key_store)
 
     def measure(self, broadcast: Arrays, chunks: list[Chunk], splits: list[ClientSplit]) -> list[ClientMeasures]:
         """Measure the clients of some chunks, one chunk after the other."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -23,17 +23,29 @@ logger = logging.getLogger(__name__)
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")
 
 
-def train_chunk(run: Run, broadcast: Arrays, chunk: Chunk, key_store: ClientKeyStore | None = None) -> ChunkResult:
-    """Train a chunk, with its clients' secrets if there is a key store.
+def train_chunks(
+    run: Run, broadcast: Arrays, chunks: Iterable[Chunk], key_store: ClientKeyStore | None = None
+) -> list[ChunkResult]:
+    """Train chunks one after the other, with their clients' secrets if there is a key store.
 
     Raise `UnresumableFailure` that names the chunk size if the memory does not suffice, and `RunFailed` that names the
     round, the client and the step for any other error.
     """
     if key_store is not None:
-        model = np.frombuffer(arrays_sha256(broadcast), dtype=np.uint8)
+        chunks = _with_secrets(chunks, arrays_sha256(broadcast), key_store)
+    return [_train_chunk(run, broadcast, chunk) for chunk in chunks]
+
+
+def _with_secrets(chunks: Iterable[Chunk], model_sha256: bytes, key_store: ClientKeyStore) -> Iterator[Chunk]:
+    """Yield the chunks with their clients' secrets, each when it is asked for: secrets of a cohort are large."""
+    model = np.frombuffer(model_sha256, dtype=np.uint8)
+    for chunk in chunks:
         with refusals_end_the_run(chunk.round_index):
             secrets = key_store.call("secrets", chunk.round_index, {"clients": chunk.clients, "model": model})
-        chunk = replace(chunk, secrets=secrets)
+        yield replace(chunk, secrets=secrets)
+
+
+def _train_chunk(run: Run, broadcast: Arrays, chunk: Chunk) -> ChunkResult:
     with naming_round(chunk.round_index, chunk.clients):
         began = time.perf_counter()
         try:
@@ -139,7 +151,7 @@ def train_together(work: Sequence[tuple[Run, Sequence[TrainingCall]]]) -> list[l
             for place, each in present:
                 del results[place][index:]
                 try:
-                    results[place].append(train_chunk(each.run, each.broadcast, each.chunk))
+                    results[place].append(_train_chunk(each.run, each.broadcast, each.chunk))
                 except RunFailed as own:
                     failures[place] = own
     return [failures.get(place, found) for place, found in enumerate(results)]

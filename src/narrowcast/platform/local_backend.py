@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from narrowcast.platform.chunk_training import train_chunk
+from narrowcast.platform.chunk_training import train_chunks
 from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.client_metrics import measure_chunk
 from narrowcast.platform.errors import UserError
@@ -51,7 +51,7 @@ class LocalExecutor:
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks and return their results in the order of the chunks."""
-        return [train_chunk(self.run, broadcast, chunk, self.key_store) for chunk in chunks]
+        return train_chunks(self.run, broadcast, chunks, self.key_store)
 
     def measure(
         self, broadcast: Arrays, chunks: Sequence[Chunk], splits: Sequence[ClientSplit]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 
 import numpy as np
@@ -9,11 +10,14 @@ import psutil
 import pytest
 
 from narrowcast.algorithms.secure.envelope import EnvelopeFormat
+from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.masking_round import ADVERTISES, REVEALS, SHARES, SIGNS, STAYS, stops
+from narrowcast.platform import chunk_training
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.run import Run
+from narrowcast.platform.types import Arrays
 from running import begin
 from secure_rounds import SCHEMES, SMALL_CKKS, experiment, prepared, run_rounds, sha256
 
@@ -36,6 +40,35 @@ def test_every_scheme_gives_the_same_model_to_the_bit(algorithm: str) -> None:
     assert sha256(cut, run_rounds(cut)) == sha256(runs[0], played[0]), "integers add up to the same in every order"
     ranks = np.concatenate([outcome.ledger.rank for outcome in played[0]])
     assert len(set(ranks.tolist())) > 1 or "rank_policy" not in algorithm
+
+
+def test_clients_of_all_chunks_are_told_the_hash_of_the_model_which_is_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = experiment(SCHEMES[1], "chunk_size=3")
+    sent, asked = list[Arrays](), dict[int, list[bytes]]()
+    answer, sha256_of = KeyStore.call, chunk_training.arrays_sha256
+
+    def hashing(arrays: Arrays) -> bytes:
+        sent.append(arrays)
+        return sha256_of(arrays)
+
+    def asking(self: KeyStore, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        if method == "secrets":
+            asked.setdefault(round_index, []).append(arrays["model"].tobytes())
+        return answer(self, method, round_index, arrays)
+
+    monkeypatch.setattr(chunk_training, "arrays_sha256", hashing)
+    monkeypatch.setattr(KeyStore, "call", asking)
+    run_rounds(chosen)
+    expected = []
+    for arrays in sent:
+        by_hand = hashlib.sha256()
+        for name in sorted(arrays):
+            values = np.ascontiguousarray(arrays[name])
+            by_hand.update(f"{name}\0{values.dtype.str}\0{values.shape}\0".encode() + values.tobytes())
+        expected.append([by_hand.digest()] * 4)  # 10 clients in chunks of 3
+    assert asked == dict(zip((1, 2, 3), expected, strict=True))
 
 
 def test_ranks_by_bandwidth_are_those_that_fit_under_encryption() -> None:
