@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +18,10 @@ from narrowcast.benchmarking.benchmark_file import load_benchmark
 from narrowcast.benchmarking.benchmark_folder import ENDS, BenchmarkFolder
 from studies import EXPERIMENT, ONE_OBJECTIVE, RATES, trials, write_study
 
-TOO_LARGE = "([Errno 27] File too large); raise the limit for the size of a file (ulimit -f), then give the same command, which goes on\n"
+TOO_LARGE = (
+    "([Errno 27] File too large); raise the limit for the size of a file (ulimit -f), then give the same command, "
+    "which goes on\n"
+)
 BENCHMARK = """
 problems: {wide: {kind: synthetic_completion, rows: 3000, rank: 40, fraction: 0.05}}
 solvers: {scaled_asd: scaled_asd, asd: asd}
@@ -76,3 +81,23 @@ def test_a_line_after_one_that_a_full_disk_cut_is_whole(tmp_path: Path) -> None:
         file.write(line[:-5])
     folder.note(instances[1], "failed", "why")
     assert [folder.states()[each.name]["state"] for each in instances] == ["finished", "failed"]
+
+
+def test_a_line_is_added_without_reading_those_before_it(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_text(BENCHMARK)
+    (instance, *_) = load_benchmark(str(tmp_path / "b.yaml")).instances
+    folder, size = BenchmarkFolder(tmp_path), 2**28
+    (tmp_path / ENDS).touch()
+    os.truncate(tmp_path / ENDS, size)
+    tracemalloc.start()
+    try:
+        folder.note(instance, "finished")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+    with (tmp_path / ENDS).open("rb") as file:
+        file.seek(size)
+        first, line = file.read().split(b"\n", 1)
+    assert first == b""
+    assert json.loads(line)["instance"] == instance.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,9 +53,9 @@ class BenchmarkFolder:
         """Append a line; a benchmark that is resumed relies on it."""
         line = {"instance": instance.name, "state": state, "reason": reason, "digest": instance.digest()}
         path = self.path / ENDS
-        cut = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        disk().append(path, b"\n" * cut + json.dumps(line).encode() + b"\n")  # a full disk may have cut the last one
-        disk().sync(self.path / ENDS)
+        cut = _last_byte(path) not in (b"", b"\n")  # a full disk may have cut the last line
+        disk().append(path, b"\n" * cut + json.dumps(line).encode() + b"\n")
+        disk().sync(path)
 
     def states(self) -> dict[str, Mapping[str, str]]:
         """Return the last line of each instance; a line that is cut or damaged counts as none."""
@@ -95,3 +96,12 @@ class BenchmarkFolder:
                 continue
             left.append(each)
         return left
+
+
+def _last_byte(path: Path) -> bytes:
+    """Return the last byte of a file; nothing of one that is empty or not there."""
+    if not path.is_file() or not path.stat().st_size:
+        return b""
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read()

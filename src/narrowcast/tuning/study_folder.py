@@ -84,7 +84,7 @@ class StudyFolder:
             return ()
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             damage = str(error)
-        logger.warning("%s is damaged (%s); MLflow gets the trial without its rounds", path, damage)
+        logger.warning("%s is damaged (%s); the trial is taken to have no rounds", path, damage)
         return ()
 
     def write_table(self, trials: Sequence[TrialRecord], paths: Iterable[str]) -> Path:

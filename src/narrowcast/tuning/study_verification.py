@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -146,11 +145,11 @@ class _StudyVerification:
         place = self.folder / of_trial(record.number)
         if not (entries := _json_in(place / RESULT)):
             return f"its {RESULT} is unreadable"
-        wrong, rows = difference(entries, trial_entries(record)), self._rows(record.number)
+        wrong, rows = difference(entries, trial_entries(record)), StudyFolder(self.folder).read_rounds(record.number)
         if not wrong and record.metrics and (not rows or trial_metrics(rows[-1]) != dict(record.metrics)):
             wrong = "its metrics are not those of its last evaluation"
         for before, row in pairwise(rows):
-            costs = [name for name in ("round", *COSTS.values()) if name in row and row[name] < before[name]]
+            costs = [name for name in ("round", *COSTS.values()) if _is_less(row.get(name), before.get(name))]
             wrong = wrong or (f"round {row['round']}: {costs[0]} is less than before" if costs else "")
         if wrong or not rows:
             return wrong
@@ -167,14 +166,6 @@ class _StudyVerification:
     def _identity_of_file(self, path: Path) -> dict[str, Any]:
         values = read_yaml(read_limited(path), str(path))
         return self._identity(self.file.subject.build(values, str(path)))
-
-    def _rows(self, number: int) -> list[Row]:
-        """Return the evaluations of a trial, none if they are unreadable."""
-        path = self.folder / of_trial(number) / "rounds.jsonl"
-        try:
-            return [json.loads(line) for line in path.read_text().splitlines()]
-        except (OSError, ValueError):
-            return []
 
     def _best(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         return best_trials(records, self.file.settings)
@@ -284,7 +275,7 @@ class _StudyVerification:
             for offset, row in zip(each.seeds, each.rows, strict=True)
         ]
         for record in records:
-            if record.state in ("complete", "pruned") and (rows := self._rows(record.number)):
+            if record.state in ("complete", "pruned") and (rows := StudyFolder(self.folder).read_rounds(record.number)):
                 runs = tuple(self.file.build(record.params, seed) for seed in range(self.file.settings.seeds))
                 digests = _json_in(self.folder / of_trial(record.number) / RESULT).get("model_sha256")
                 ended = record.state == "complete"
@@ -344,6 +335,11 @@ def _evaluations(made: Generator[list[Evaluation], Any, None]) -> Iterator[Evalu
 def _untimed(run: Any) -> Any:
     """Return a solve without a limit of time, and an experiment as it is."""
     return run.model_copy(update={"solver_seconds": None}) if hasattr(run, "solver_seconds") else run
+
+
+def _is_less(value: Any, before: Any) -> bool:
+    """Return whether both are numbers and the first is less; a file may have anything."""
+    return isinstance(value, int | float) and isinstance(before, int | float) and value < before
 
 
 def _other_row(evaluation: Evaluation, row: Row) -> str:
