@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from command_line import assert_refused, narrowcast
 from mlflow_server import MlflowServer
 from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking import mlflow_run
+from narrowcast.platform.tracking.journal import locked
 from narrowcast.platform.tracking.mlflow_store import pages_of_runs
 from narrowcast.platform.tracking.mlflow_view import set_up_view
 from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
@@ -174,6 +176,49 @@ def test_a_run_that_was_killed_before_it_knew_its_own_is_ended_by_the_next_of_it
     states = {each.info.run_id: each.info.status for each in runs}
     assert (states.pop(other.run_id), states.pop(last.run_id)) == ("RUNNING", "RUNNING")
     assert list(states.values()) == ["KILLED", "KILLED"]
+
+
+KILLED_IN_ROUND_3 = """
+import os, signal, sys
+from pathlib import Path
+from narrowcast.runs import session
+
+settings = [f"name={sys.argv[2]}", "rounds=9", "backend=local", "tracking.system_metrics=false"]
+(prepared,) = session.prepare_runs("fedavg-digits", settings, Path(sys.argv[1]))
+session.run(prepared, lambda row: os.kill(os.getpid(), signal.SIGKILL) if row["round"] == 3 else None)
+"""
+
+
+def test_a_killed_run_that_nobody_resumes_is_ended_by_the_next_start_or_by_sync(tmp_path: Path) -> None:
+    def killed(name: str) -> None:
+        command = [sys.executable, "-W", "ignore", "-c", KILLED_IN_ROUND_3, str(tmp_path), name]
+        assert subprocess.run(command, check=False, timeout=250).returncode == -signal.SIGKILL
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+
+    def states() -> dict[str, str]:
+        runs = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
+        return {each.info.run_name: each.info.status for each in runs}
+
+    killed("living")
+    with locked(tmp_path / "living"):  # as its process would
+        killed("killed")
+        assert states() == {"living": "RUNNING", "killed": "RUNNING"}
+        (prepared,) = session.prepare_runs("fedavg-digits", ["name=next", "rounds=1", "backend=local"], tmp_path)
+        session.run(prepared, nothing)
+        assert states() == {"killed": "KILLED", "living": "RUNNING", "next": "FINISHED"}
+        said = narrowcast("sync", tmp_path)
+        assert_refused(said, f"another process is at work on {tmp_path / 'living'}; wait until it ends, or stop it")
+        assert said.out == "killed: 3 rounds sent, MLflow is up to date\nnext: 0 rounds sent, MLflow is up to date\n"
+    assert states()["living"] == "RUNNING"
+    assert narrowcast("sync", tmp_path / "living").out == "living: 3 rounds sent, MLflow is up to date\n"
+    assert states() == {"killed": "FAILED", "living": "FAILED", "next": "FINISHED"}
+    for name in ("killed", "living"):
+        run_id = json.loads((tmp_path / name / "tracking.json").read_text())["run_id"]
+        assert [each.step for each in client.get_metric_history(run_id, "round_wall_seconds")] == [1, 2, 3]
+    resumed = prepare_resume(tmp_path / "killed", None)
+    session.run(resumed, nothing)
+    assert states()["killed"] == "FINISHED"
 
 
 def test_an_interrupt_while_the_result_is_written_finds_the_run_over(

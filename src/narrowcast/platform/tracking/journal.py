@@ -60,6 +60,11 @@ def locked(folder: Path, file: str = _FILE) -> Iterator[None]:
         yield
 
 
+def has_journal(folder: Path) -> bool:
+    """Return whether the folder has a journal, with which every process at work on a run locks it."""
+    return (folder / _FILE).is_file()
+
+
 @contextmanager
 def read_locked(folder: Path) -> Iterator[None]:
     """Keep the run from being written within the block; raise `AtWork` if a process is at work on it."""

@@ -25,9 +25,9 @@ from narrowcast.platform.errors import StoreError, StoreRefused, UserError, desc
 from narrowcast.platform.host_time import Repeated, host_time
 from narrowcast.platform.links import own_files
 from narrowcast.platform.redaction import redact
-from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.journal import AtWork, Journal, has_journal, read_locked
 from narrowcast.platform.tracking.second_process import CallsClosedError, call, mlflow_store
-from narrowcast.platform.tracking.store_address import PLACE, StoreAddress, Tracking
+from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
 
 logger = logging.getLogger(__name__)
 _CURSOR = "tracking.json"
@@ -102,16 +102,32 @@ def open_run(
 ) -> Cursor:
     """Create an MLflow run of the folder's name with its params, tags and data set, and return its first position.
 
-    `data` may be `Cursor.data` of an earlier run. Those of the folder that the store takes for running are ended as
-    killed: a process that begins a run is alone in its folder, and one that was killed may have left one.
+    `data` may be `Cursor.data` of an earlier run. What killed processes have left running in the store is ended as
+    killed: the runs of this folder, in which a process that begins a run is alone, and `is_abandoned` ones beside it.
     """
-    place = hashlib.sha256(f"{socket.gethostname()}:{folder.resolve()}".encode()).hexdigest()[:16]
     artifacts = (folder.parent.resolve() / "mlartifacts").as_uri() if store.uri.startswith("sqlite:") else None
     shown = {key: redact(str(value)) for key, value in params.items()}
     about = dict(data) if isinstance(data, Mapping) else _dataset(data)
-    arguments = (store, tracking.experiment, artifacts, folder.name, shown, {**tags, PLACE: place}, about)
+    arguments = (store, tracking.experiment, artifacts, folder.resolve(), shown, dict(tags), about)
     run_id = str(call(mlflow_store.open_run, *arguments))
     return Cursor(store.shown, run_id, folder=str(folder.resolve()), tags=dict(tags), data=about)
+
+
+def place_of(folder: Path) -> str:
+    """Return the value of the tag `PLACE`: a folder of this machine, which the store is not told."""
+    return hashlib.sha256(f"{socket.gethostname()}:{folder}".encode()).hexdigest()[:16]
+
+
+def is_abandoned(folder: Path, run_id: str) -> bool:
+    """Return whether a folder has this MLflow run, not ended, and no process is at work on it."""
+    cursor = Cursor.find(folder)
+    if cursor is None or cursor.run_id != run_id or cursor.closed or not has_journal(folder):
+        return False
+    try:
+        with read_locked(folder):
+            return True
+    except (AtWork, OSError):
+        return False
 
 
 def _dataset(data: Described) -> dict[str, str]:

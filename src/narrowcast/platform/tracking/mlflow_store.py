@@ -25,6 +25,7 @@ from narrowcast.platform.errors import StoreError, StoreRefused, UserError
 from narrowcast.platform.redaction import check_address, has_hidden, redact
 from narrowcast.platform.scoped_settings import ScopedSettings
 from narrowcast.platform.tracking.journal_lines import step_of
+from narrowcast.platform.tracking.mlflow_run import is_abandoned, place_of
 from narrowcast.platform.tracking.store_address import PLACE, StoreAddress
 
 
@@ -165,23 +166,25 @@ def open_run(
     store: StoreAddress,
     experiment: str,
     artifacts: str | None,
-    name: str,
+    folder: Path,
     params: Mapping[str, str],
     tags: Mapping[str, str],
     data: Mapping[str, str],
 ) -> str:
     """Create a run with its params, tags and data set, `data` being the fields of `Dataset`; return the run's id.
 
-    `artifacts` is the place of the artifacts of an experiment that is new; `data` may be empty. Running runs with the
-    same tag `PLACE` are ended as killed.
+    `artifacts` is the place of the artifacts of an experiment that is new; `data` may be empty. Running runs of this
+    folder, and those beside it that are abandoned, are ended as killed.
     """
-    client, run_id = MlflowClient(store.uri), ""
+    client, run_id, name = MlflowClient(store.uri), "", folder.name
     try:
         experiment_id = _experiment_id(client, experiment, artifacts)
-        left = f"attributes.status = 'RUNNING' and tags.`{PLACE}` = '{tags[PLACE]}'"
-        for abandoned in client.search_runs([experiment_id], left):
-            client.set_terminated(abandoned.info.run_id, "KILLED")
-        run = client.create_run(experiment_id, run_name=name, tags={**tags, **origin_tags(name)})
+        for running in client.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
+            place, beside = running.data.tags.get(PLACE), folder.parent / str(running.info.run_name)
+            if place == place_of(folder) or (place == place_of(beside) and is_abandoned(beside, running.info.run_id)):
+                client.set_terminated(running.info.run_id, "KILLED")
+        about = {**tags, PLACE: place_of(folder), **origin_tags(name)}
+        run = client.create_run(experiment_id, run_name=name, tags=about)
         run_id = str(run.info.run_id)
         entries = as_params(params)
         for start in range(0, len(entries), _PARAMS_AT_ONCE):
