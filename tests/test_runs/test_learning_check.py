@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 import narrowcast as nc
 from narrowcast.experiment import load_experiment
@@ -53,6 +55,44 @@ def test_the_error_names_the_cause_and_what_to_change(output: Path, overrides: d
     assert said in str(raised.value)
     assert not hasattr(raised.value, "__notes__"), "a resume would end in the same way"
     assert not list(output.glob("vain*/result.json"))
+
+
+def test_a_run_that_is_refused_before_its_first_round_leaves_nothing(tmp_path: Path) -> None:
+    radio = {"upload_seconds": 0.01, "allocation": {"kind": "min_error"}}
+    settings = {
+        **SMALL,
+        "name": "refused",
+        "checkpoint_path": str(tmp_path / "states"),
+        "tracking.system_metrics": False,
+    }
+    with pytest.raises(nc.UserError, match=r"allocation\.kind = min_error needs the clients' errors") as refused:
+        nc.run(
+            "fedavg-digits",
+            {**settings, "algorithm": {"kind": "scolr"}, "radio": radio},
+            output=tmp_path / "runs",
+            progress=False,
+        )
+    assert not hasattr(refused.value, "__notes__")
+    assert not list(tmp_path.glob("runs/refused*"))
+    assert not list(tmp_path.glob("states/*"))
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
+    assert run.info.status == "FAILED"
+    done = nc.run("fedavg-digits", settings, output=tmp_path / "runs", progress=False)
+    assert done.folder == tmp_path / "runs" / "refused"
+
+
+def test_a_run_that_fails_before_its_first_round_and_may_go_on_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    settings = {**SMALL, "name": "full", "tracking.system_metrics": False}
+    with monkeypatch.context() as patch, pytest.raises(nc.RunFailed, match="make room, then resume the run"):
+        patch.setattr(Journal, "append", full)
+        nc.run("fedavg-digits", settings, output=tmp_path, progress=False)
+    assert nc.run(resume="full", output=tmp_path, progress=False).folder == tmp_path / "full"
 
 
 def test_a_resume_ends_in_the_same_way(output: Path) -> None:

@@ -140,7 +140,8 @@ def _stream(driver: Any, state: RunState, head: Head) -> Generator[Outcome, None
             if batch.stopped is not None:
                 raise Interrupted([batch.stopped])
     except RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, RunFailed) else RunFailed(str(error.cause))) from error
+        known = isinstance(error.cause, RunFailed | UserError)
+        raise (error.cause if known else RunFailed(str(error.cause))) from error
     except RayActorError:
         if stop_by < math.inf:
             raise KeyboardInterrupt from None

@@ -93,6 +93,15 @@ def prune_checkpoints(place: str | Path, state: KeptState, keep: int) -> None:
         Folder.at(place).keep_last(keep, state.step)
 
 
+def remove_checkpoints(place: str | Path) -> None:
+    """Remove all checkpoints, and their folder if it is on this machine; raise `OSError`."""
+    folder = Folder.at(place)
+    with uninterrupted():
+        folder.remove_all_but([])
+        if isinstance(folder.files, LocalFileSystem):
+            disk().remove_folder(Path(folder.path))
+
+
 class NoCheckpointError(UserError):
     """A run has no checkpoint yet."""
 

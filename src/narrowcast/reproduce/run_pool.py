@@ -28,7 +28,14 @@ from narrowcast.reproduce.worker_threads import one_core_each
 from narrowcast.runs import session
 from narrowcast.runs.prepare import prepare, prepare_resume
 from narrowcast.runs.result import load_result
-from narrowcast.runs.run_folder import CONFIG, has_run, make_writable, remove_checkpoints, saved_config, write_config
+from narrowcast.runs.run_folder import (
+    CONFIG,
+    has_run,
+    make_writable,
+    remove_local_checkpoints,
+    saved_config,
+    write_config,
+)
 
 _MEASURES = {"times": measure_times, "components": measure_components}
 _RESULT = "result.json"
@@ -82,7 +89,7 @@ class ReproductionRun:
 
     def tidy(self) -> None:
         """Remove the checkpoints of a finished run that was killed before it removed them itself."""
-        remove_checkpoints(self.experiment, self.folder)
+        remove_local_checkpoints(self.experiment, self.folder)
 
     def run(self) -> Mapping[str, Any]:
         """Start or resume the run, and return its result."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from narrowcast.platform.atomic_files import remove_parts
-from narrowcast.platform.checkpoint import prune_checkpoints, save_checkpoint
+from narrowcast.platform.checkpoint import prune_checkpoints, remove_checkpoints, save_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.disk import disk, remove_tree, writing
-from narrowcast.platform.errors import RunFailed, UserError, remedy
+from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError, remedy
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.step import KeptState, Step
@@ -29,7 +29,7 @@ from narrowcast.platform.tracking.mlflow_run import (
 )
 from narrowcast.runs.closing_entries import closing_entries
 from narrowcast.runs.recordable import Recordable, WriteOutputs
-from narrowcast.runs.run_folder import CONFIG, checkpoint_place, remove_checkpoints, write_config
+from narrowcast.runs.run_folder import CONFIG, checkpoint_place, remove_local_checkpoints, write_config
 
 logger = logging.getLogger(__name__)
 OnRound = Callable[[Mapping[str, Any]], None]
@@ -99,7 +99,7 @@ class Recorder:
                 with suppress(OSError):  # the run has its result
                     prune_checkpoints(place, self.state, each.config.checkpoints_kept)
             else:
-                remove_checkpoints(each.config, each.folder)
+                remove_local_checkpoints(each.config, each.folder)
         return self.result
 
 
@@ -156,13 +156,14 @@ def _reopened(prepared: Recordable) -> Cursor:
 def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
     """Record a run whose MLflow run is open, and close that whatever is raised.
 
-    A new run that fails before its first checkpoint leaves no folder.
+    A new run leaves no folder if it fails before its first checkpoint, or before its first step by what a resume would
+    repeat.
     """
     config, folder, store = prepared.config, prepared.folder, prepared.store
     recorder: Recorder | None = None
     sender: Sender | None = None
     stop_monitor: Callable[[], None] | None = None
-    resumable, interrupted = prepared.resuming, False
+    resumable, interrupted, refused = prepared.resuming, False, True
     try:
         remove_parts(folder)
         cursor.save(folder)
@@ -178,8 +179,9 @@ def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitore
             recorder.checkpoint(prepared.state)
         resumable = True
         yield recorder
-    except KeyboardInterrupt:
-        interrupted = True
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        refused = isinstance(error, UserError | UnresumableFailure)
         raise
     finally:
         result = None if recorder is None else recorder.result
@@ -193,6 +195,10 @@ def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitore
             last = replace(cursor, status=status) if sender is None else sender.cursor
             closed = sent and close_run(folder, store, last, {**prepared.tags(), **last_tags}, costs)
         finally:  # also if this is interrupted
+            if refused and not prepared.resuming and not (recorder is not None and recorder.journal.rounds):
+                resumable = False
+                with suppress(OSError, UserError):
+                    remove_checkpoints(checkpoint_place(config, folder))
             if not resumable:
                 remove_tree(folder)
             elif not closed:

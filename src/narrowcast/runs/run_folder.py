@@ -150,7 +150,7 @@ def checkpoint_place(config: RunConfig, folder: Path) -> str:
     return str(folder / "checkpoint") if elsewhere is None else f"{elsewhere}/{folder.name}"
 
 
-def remove_checkpoints(config: RunConfig, folder: Path) -> None:
+def remove_local_checkpoints(config: RunConfig, folder: Path) -> None:
     """Remove the checkpoints of a finished run from this machine, if there are any."""
     with suppress(OSError):
         remove_tree(Path(checkpoint_place(config, folder)))
