@@ -34,6 +34,7 @@ PACKAGE = ROOT / "src" / "narrowcast"
 SHORT, LONG = 80, 600
 Scope = Literal["top", "function", "type"]
 SCOPES: tuple[Scope, ...] = ("top", "function", "type")
+Graph = Mapping[str, Mapping[Scope, set[str]]]
 
 
 def module_of(path: Path) -> str:
@@ -72,12 +73,14 @@ def imported(tree: ast.Module, modules: Mapping[str, ast.Module]) -> dict[Scope,
     return found
 
 
-def circles(modules: Mapping[str, ast.Module], scopes: Sequence[Scope]) -> list[list[str]]:
+def graph(modules: Mapping[str, ast.Module]) -> Graph:
+    """Return what each module of the package imports of it, by scope."""
+    return {name: imported(tree, modules) for name, tree in modules.items()}
+
+
+def circles(imports: Graph, scopes: Sequence[Scope]) -> list[list[str]]:
     """Return the groups of modules that import one another in a circle, by the imports of these scopes."""
-    edges = {
-        name: {other for scope in scopes for other in imported(tree, modules)[scope]} - {name}
-        for name, tree in modules.items()
-    }
+    edges = {name: {other for scope in scopes for other in of[scope]} - {name} for name, of in imports.items()}
     found: list[list[str]] = []
     while True:
         try:
@@ -110,6 +113,7 @@ def probes(modules: Mapping[str, ast.Module]) -> int:
 def counts() -> dict[str, int]:
     """Return the figures of the package as it lies there."""
     modules, paths = sources(), sorted(PACKAGE.rglob("*.py"))
+    imports = graph(modules)
     lines = [len(path.read_text().splitlines()) for path in paths]
     bodies = [size for size, path in zip(lines, paths, strict=True) if path.name != "__init__.py"]
     return {
@@ -119,9 +123,9 @@ def counts() -> dict[str, int]:
         f"files below {SHORT} lines": sum(size < SHORT for size in bodies),
         f"files above {LONG} lines": sum(size > LONG for size in bodies),
         "loose modules of platform/": len(list((PACKAGE / "platform").glob("[!_]*.py"))),
-        "circles, imports at the top": len(circles(modules, ["top"])),
-        "circles, those in functions too": len(circles(modules, ["top", "function"])),
-        "circles, those for types too": len(circles(modules, SCOPES)),
+        "circles, imports at the top": len(circles(imports, ["top"])),
+        "circles, those in functions too": len(circles(imports, ["top", "function"])),
+        "circles, those for types too": len(circles(imports, SCOPES)),
         "probes of attributes": probes(modules),
     }
 

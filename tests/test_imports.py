@@ -5,91 +5,140 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-import narrowcast
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from structure import SCOPES, Graph, Scope, circles, graph, sources
 
-ROOT = Path(narrowcast.__file__).parent
-# What a room may import of the package; the files at its top may import everything.
-_BELOW = {"_version", "experiment", "solve_run", "laws", "catalog", "registry", "platform", "algorithms", "cluster"}
-MAY_IMPORT = {
-    "platform": {"platform"},
-    "algorithms": {"platform", "algorithms"},
-    "cluster": {"_version", "platform", "cluster"},
-    "runs": {*_BELOW, "runs"},
-    "tuning": {*_BELOW, "runs", "tuning"},
-    "benchmarking": {*_BELOW, "runs", "benchmarking"},
-    "reproduce": {*_BELOW, "runs", "reproduce"},
+# What a room may import of the package besides itself and `_version`: at the top, in functions and for types alike.
+_KINDS = {"platform", "algorithms", "cluster", "catalog"}
+_FILES = {*_KINDS, "experiment", "solve_run", "registry", "runs"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "_version": set(),
+    "platform": set(),
+    "algorithms": {"platform"},
+    "cluster": {"platform"},
+    "catalog": _KINDS,
+    "experiment": {*_KINDS, "runs"},
+    "solve_run": {*_KINDS, "experiment", "runs"},
+    "runs": {*_KINDS, "experiment", "solve_run", "laws"},
+    "laws": {*_FILES, "tuning"},
+    "tuning": {*_FILES, "laws"},
+    "registry": {"platform", "catalog", "tuning"},
+    "benchmarking": {*_FILES, "laws"},
+    "reproduce": {*_FILES, "laws"},
+    "api": {*_FILES, "tuning", "benchmarking"},
+    "extend": {*_FILES, "tuning"},
+    "narrowcast": {*_FILES, "api"},
+    "reference": {*_FILES, "tuning", "benchmarking", "api"},
+    "cli": {*_FILES, "laws", "tuning", "benchmarking", "reproduce", "api", "reference"},
+    "__main__": {"cli"},
 }
-ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform/tracking"}
+ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform.tracking"}
 OF_PLATFORM = {
-    "narrowcast.platform." + name
-    for name in (
-        "types",
-        "contracts",
-        "client_contracts",
-        "secure_contracts",
-        "solver_contracts",
-        "seeds",
-        "global_generators",
-        "errors",
-        "kinds",
-        "plugins",
-        "trust",
-        "section",
-        "data",
-        "models",
-        "atomic_files",
-        "disk",
-        "units",
-    )
+    "types",
+    "contracts",
+    "client_contracts",
+    "secure_contracts",
+    "solver_contracts",
+    "seeds",
+    "global_generators",
+    "errors",
+    "kinds",
+    "plugins",
+    "trust",
+    "section",
+    "data",
+    "models",
+    "atomic_files",
+    "disk",
+    "units",
 }
+"""What algorithms may import of it."""
+MOST_CIRCLES: list[tuple[Sequence[Scope], int]] = [(("top",), 0), (("top", "function"), 2), (SCOPES, 9)]
+"""Groups of modules that import one another, by the imports that count: no change adds one."""
 
 
-def modules() -> list[Path]:
-    return sorted(ROOT.rglob("*.py"))
+@pytest.fixture(scope="module")
+def modules() -> dict[str, ast.Module]:
+    return sources()
 
 
-def imports(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found.add(str(node.module))
-    return found
+@pytest.fixture(scope="module")
+def imports(modules: dict[str, ast.Module]) -> Graph:
+    return graph(modules)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_keep_to_the_rules(path: Path) -> None:
-    room = path.relative_to(ROOT).parts[0]
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "narrowcast" and len(parts) > 1 and room in MAY_IMPORT:
-            assert parts[1] in MAY_IMPORT[room], f"{room} must not import {name}"
-        if room == "algorithms" and parts[:2] == ["narrowcast", "platform"]:
-            assert ".".join(parts[:3]) in OF_PLATFORM, f"algorithms may import only types and contracts, not {name}"
-        if parts[0] in ONLY_IN:
-            home = ONLY_IN[parts[0]]
-            assert str(path.relative_to(ROOT)).startswith(f"{home}/"), f"{parts[0]} belongs in {home}"
+def room_of(module: str) -> str:
+    return [*module.split("."), "narrowcast"][1]
 
 
-def test_the_rules_see_the_rooms() -> None:
-    rooms = {path.relative_to(ROOT).parts[0] for path in modules()}
-    assert {
-        "platform",
-        "algorithms",
-        "cluster",
-        "tuning",
-        "benchmarking",
-        "runs",
-        "reproduce",
-        "cli",
-        "catalog.py",
-    } <= rooms
+def crossings(imports: Graph) -> list[str]:
+    """Return the imports that lead from a room to one that it may not import."""
+    return [
+        f"{module} imports {other}"
+        for module, by_scope in imports.items()
+        for other in sorted(set().union(*by_scope.values()))
+        if room_of(other) not in {"_version", room_of(module), *MAY_IMPORT[room_of(module)]}
+    ]
+
+
+def test_a_room_imports_the_rooms_below_it(imports: Graph) -> None:
+    assert crossings(imports) == ["narrowcast.algorithms imports narrowcast"]  # it is `nc.algorithms` too
+
+
+def test_every_room_and_file_at_the_top_has_its_rule(imports: Graph) -> None:
+    assert {room_of(module) for module in imports} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from narrowcast import cluster",
+        "import narrowcast.cluster.hosts",
+        "from narrowcast.cluster.hosts import X",
+        "def f():\n    from narrowcast import cluster",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import narrowcast.runs.session",
+        "from narrowcast.extend import Task",
+    ],
+)
+def test_the_rules_see_every_way_to_import(text: str) -> None:
+    there = dict.fromkeys(("cluster", "cluster.hosts", "runs.session", "extend"), "")
+    planted = graph({f"narrowcast.{name}": ast.parse(of) for name, of in {**there, "platform.types": text}.items()})
+    (seen,) = crossings(planted)
+    assert seen.startswith("narrowcast.platform.types imports narrowcast.")
+
+
+def test_algorithms_import_types_and_contracts_of_the_platform(imports: Graph) -> None:
+    used = {
+        other.split(".")[2]
+        for module, by_scope in imports.items()
+        if room_of(module) == "algorithms"
+        for other in set().union(*by_scope.values())
+        if room_of(other) == "platform"
+    }
+    assert used <= OF_PLATFORM
+
+
+def test_engines_are_imported_in_one_room_each(modules: dict[str, ast.Module]) -> None:
+    for module, tree in modules.items():
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{module}: relative import"
+                names = [str(node.module)]
+            for name in names:
+                home = ONLY_IN.get(name.split(".")[0])
+                assert home is None or module.startswith(f"narrowcast.{home}."), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize(("scopes", "most"), MOST_CIRCLES, ids=str)
+def test_no_circle_is_added(scopes: Sequence[Scope], most: int, imports: Graph) -> None:
+    found = circles(imports, scopes)
+    assert len(found) <= most, found
 
 
 HEAVY = {"torch", "ray", "mlflow", "numba", "matplotlib", "pandas", "optuna", "sklearn", "scipy", "requests", "plotly"}
