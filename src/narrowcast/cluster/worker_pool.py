@@ -7,7 +7,9 @@ A job yields messages, and continues after the answer to each. A queue decides w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,6 +17,8 @@ from narrowcast.platform.interruption import STOPPING
 
 _MESSAGE_SECONDS = 5.0
 _POLL_SECONDS = 1.0
+_ATTEMPTS = 3
+"""Attempts at a job whose worker dies, which the job may cause by its memory."""
 
 JobFunction = Callable[[Any, Any], Generator[Any, Any, None]]
 """Starts a job; the second argument is what all workers share. It yields messages and is sent the answers."""
@@ -49,30 +53,66 @@ class WorkerPool(Protocol):
 
 
 JobT = TypeVar("JobT")
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class JobQueue(Protocol, Generic[JobT]):
+class JobQueue(ABC, Generic[JobT]):
     """Queue from which workers get their jobs."""
 
+    @abstractmethod
     def next_job(self) -> JobT | None:
         """Return a job for a free worker; None if there is none now."""
-        ...
 
+    @abstractmethod
     def answer_to(self, message: Any) -> Any:
         """Process a job's message and return the answer to it."""
-        ...
 
+    @abstractmethod
     def worker_died(self, job: JobT, reason: str) -> None:
         """Process the loss of a job's worker."""
-        ...
 
     def heartbeat(self) -> None:
         """Do what is due every few seconds; called at least that often."""
-        ...
+        return
 
     def is_finished(self) -> bool:
         """Return whether no jobs will come; called while no worker has one."""
-        ...
+        return True
+
+
+class RetryQueue(JobQueue[JobT], Generic[JobT, KeyT]):
+    """Jobs that this process alone knows of, by their keys; one whose worker dies is tried again, but not for ever."""
+
+    def __init__(self, waiting: Iterable[KeyT]) -> None:
+        self._waiting = deque(waiting)
+        self._attempts = Counter[KeyT]()
+
+    @abstractmethod
+    def job(self, key: KeyT) -> JobT:
+        """Return the job of a key, which begins."""
+
+    @abstractmethod
+    def key(self, job: JobT) -> KeyT:
+        """Return the key of a job."""
+
+    @abstractmethod
+    def give_up(self, key: KeyT, reason: str) -> None:
+        """Process the end of a job whose workers died too often."""
+
+    def next_job(self) -> JobT | None:
+        """Return the next job."""
+        if not self._waiting:
+            return None
+        key = self._waiting.popleft()
+        self._attempts[key] += 1
+        return self.job(key)
+
+    def worker_died(self, job: JobT, reason: str) -> None:
+        """Queue the job again, or give it up."""
+        if self._attempts[key := self.key(job)] < _ATTEMPTS:
+            self._waiting.append(key)
+        else:
+            self.give_up(key, f"{reason}, {_ATTEMPTS} times")
 
 
 def dispatch(queue: JobQueue[JobT], pool: WorkerPool, workers: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowcast.cluster.worker_pool import RetryQueue
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.json_files import read_json
@@ -20,8 +21,6 @@ from narrowcast.tuning.study_folder import StudyFolder
 from narrowcast.tuning.study_settings import metric_names
 from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec
 from narrowcast.tuning.trial_record import TrialRecord
-
-_ATTEMPTS = 3  # of a run whose worker dies
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class HoldoutEvaluation:
         return {"trial": self.trial.number, "seeds": list(self.seeds), "runs": [dict(row) for row in self.rows]}
 
 
-class HoldoutQueue:
+class HoldoutQueue(RetryQueue[TrialBatch, int]):
     """The hold-out runs that the study's folder does not have yet, as a queue for `dispatch`."""
 
     def __init__(self, file: StudyFile, best: Sequence[TrialRecord], folder: StudyFolder, client: StudyClient) -> None:
@@ -55,15 +54,10 @@ class HoldoutQueue:
         self._seeds = range(file.settings.seeds, file.settings.seeds + file.settings.holdout.seeds)
         self._runs = [(trial, offset) for trial in best for offset in self._seeds]
         self._paths = [folder.holdout(trial.number, offset) for trial, offset in self._runs]
-        self._waiting = [key for key, path in enumerate(self._paths) if not path.is_file()]
-        self._attempts = [0] * len(self._runs)
+        super().__init__(key for key, path in enumerate(self._paths) if not path.is_file())
 
-    def next_job(self) -> TrialBatch | None:
-        """Return the next run."""
-        if not self._waiting:
-            return None
-        key = self._waiting.pop(0)
-        self._attempts[key] += 1
+    def job(self, key: int) -> TrialBatch:
+        """Return a run."""
         trial, offset = self._runs[key]
         spec = TrialSpec(key, (self._file.build(trial.params, offset),), on_test=True)
         return TrialBatch((spec,), self._file.settings.budget_columns)
@@ -80,20 +74,14 @@ class HoldoutQueue:
                 write_atomically(self._paths[each.key], json.dumps(row).encode())
         return []
 
-    def worker_died(self, job: TrialBatch, reason: str) -> None:
-        """Queue the run again; raise `RunFailed` after too many attempts."""
-        for spec in job.trials:
-            if self._attempts[spec.key] == _ATTEMPTS:
-                number = self._runs[spec.key][0].number
-                raise RunFailed(f"hold-out evaluation of trial {number}: {reason}, {_ATTEMPTS} times")
-            self._waiting.append(spec.key)
+    def key(self, job: TrialBatch) -> int:
+        """Return the number of a run."""
+        (spec,) = job.trials
+        return spec.key
 
-    def heartbeat(self) -> None:
-        """Do nothing: no other process needs to know of these runs."""
-
-    def is_finished(self) -> bool:
-        """Return True: no runs come from elsewhere."""
-        return True
+    def give_up(self, key: int, reason: str) -> None:
+        """Raise `RunFailed`."""
+        raise RunFailed(f"hold-out evaluation of trial {self._runs[key][0].number}: {reason}")
 
     def results(self) -> list[HoldoutEvaluation]:
         """Return the evaluations, the chosen trial's first."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from narrowcast.cluster.worker_pool import JobQueue
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
 from narrowcast.tuning.study_client import ProposedTrial, StudyClient
 from narrowcast.tuning.study_file import StudyFile
@@ -21,7 +22,7 @@ Observer = Callable[[TrialRecord | str], None]
 """Is called with the record of a trial whenever it starts, is evaluated or ends, and with lines of text."""
 
 
-class StudyTrials:
+class StudyTrials(JobQueue[TrialBatch]):
     """The trials that this process runs, as the queue that `dispatch` takes batches from until there are enough."""
 
     def __init__(
