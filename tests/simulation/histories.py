@@ -43,7 +43,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import time_of
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_store import metric_name
-from narrowcast.runs import outputs, packaged, prepare, run_folder, session
+from narrowcast.runs import outputs, packaged, run_folder, session
 from narrowcast.runs.late_delivery import send_missing
 
 _MOST_PROCESSES = 12
@@ -126,8 +126,7 @@ def _machine(host: SimulatedHost, failures: float) -> Iterator[_Machine]:
         stack.enter_context(simulated_ray.in_force(SimulatedRay(host, failures)))
         stack.enter_context(patch.dict(DATA.kinds, SOURCES))
         # Reading and writing the same YAML takes a third of the time.
-        for module in (packaged, prepare):
-            stack.enter_context(patch.object(module, "read_yaml", lambda text, origin: deepcopy(_read(text, origin))))
+        stack.enter_context(patch.object(packaged, "read_yaml", lambda text, origin: deepcopy(_read(text, origin))))
         stack.enter_context(patch.object(run_folder, "write_yaml", lambda values, to: to.write(_written(repr(values)))))
         # Figures take most of a second, and a subprocess reads the commit.
         stack.enter_context(patch.object(outputs, "write_plots", lambda *_: []))
