@@ -219,6 +219,8 @@ _BOMB = "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]
         ("a: " + "x" * 2**20, "more than 1048576 bytes"),
         ("a: " + "9" * 5000, "not valid YAML"),
         ("a: !!timestamp 2026-99-99\n", "not valid YAML"),
+        ("a: !!bool maybe\n", "not valid YAML: a value is not of its tag"),
+        ("a: !!int _\n", "not valid YAML: a value is not of its tag"),
         ("? &x [{a: 1}]\n: 2\n", "not valid YAML: unhashable type"),
     ],
     ids=["aliases", "itself", "flow", "block", "long", "digits", "date", "key"],

@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS, Registry
 from narrowcast.platform.redaction import check_address, redact, redact_values
-from narrowcast.platform.yaml_limits import check_limits
+from narrowcast.platform.yaml_limits import load_limited
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 PLUGINS = "plugins"
@@ -43,10 +43,11 @@ _SHOULD = {
 def read_yaml(text: str, origin: str) -> Any:
     """Parse YAML 1.2, in which 1e-3 is a number; raise a `UserError` with line and column, also above `yaml_limits`."""
     try:
-        check_limits(text, origin)
-        return YAML(typ="safe", pure=True).load(text)
+        return load_limited(text, origin)
     except UserError:
         raise
+    except LookupError as error:  # of ruamel.yaml, for a tagged number without digits or truth value that is none
+        raise UserError(f"{origin}: not valid YAML: a value is not of its tag; correct the file") from error
     except (YAMLError, ValueError, TypeError) as error:  # a tagged number or date that is none; a mapping as a key
         mark = getattr(error, "problem_mark", None)
         place = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Event, ScalarEvent
+from ruamel.yaml.parser import Parser
 
 from narrowcast.platform.errors import UserError
 
@@ -27,42 +29,62 @@ def read_limited(path: Path) -> str:
         raise UserError(f"{path}: not a text in UTF-8 (byte {error.start}); correct the file") from error
 
 
-def check_limits(text: str, origin: str) -> None:
-    """Raise `UserError` for a text that stands for too many values; nothing is built from it.
+def load_limited(text: str, origin: str) -> Any:
+    """Return the plain values of a text in YAML 1.2; raise `UserError`, before any is built, for too many of them.
 
     Aliases count as the values that they stand for, which may be exponentially many in the length of the text.
     """
     _check_bytes(len(text), origin)
     if _MANY_BRACKETS.search(text):  # of which the parser would read a thousand ahead, in quadratic time
         raise UserError(f"{origin}: more than {MOST_LEVELS} levels of nesting; shorten the file")
-    sizes: dict[str, int] = {}  # values under each anchor, those of nested aliases included
-    opened: list[tuple[str | None, int]] = []
-    values = 0
-    for event in YAML(typ="safe", pure=True).parse(text):
-        before = values
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Parser = _CountingParser
+    try:
+        return yaml.load(text)
+    except _LimitError as error:
+        mark = error.event.start_mark
+        place = f"{origin}, line {mark.line + 1}, column {mark.column + 1}"
+        raise UserError(f"{place}: {error.problem}; shorten the file") from None
+
+
+class _LimitError(Exception):
+    def __init__(self, event: Event, problem: str) -> None:
+        super().__init__(problem)
+        self.event, self.problem = event, problem
+
+
+class _CountingParser(Parser):
+    """A parser that counts the values of the events that it gives; a document is built when all have been given."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._sizes: dict[str, int] = {}  # values under each anchor, those of nested aliases included
+        self._opened: list[tuple[str | None, int]] = []
+        self._values = 0
+
+    def get_event(self) -> Event:
+        """Return the next event; raise `_LimitError` for one too many."""
+        event: Event = super().get_event()
+        before = self._values
         if isinstance(event, AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in opened):
-                raise _refused(event, origin, f"*{event.anchor} stands for a value that contains it")
-            values += sizes.get(event.anchor, 1)
+            if any(anchor == event.anchor for anchor, _ in self._opened):
+                raise _LimitError(event, f"*{event.anchor} stands for a value that contains it")
+            self._values += self._sizes.get(event.anchor, 1)
         elif isinstance(event, ScalarEvent | CollectionStartEvent):
-            values += 1
+            self._values += 1
         if isinstance(event, CollectionStartEvent):
-            opened.append((event.anchor, before))
+            self._opened.append((event.anchor, before))
         elif isinstance(event, CollectionEndEvent):
-            anchor, before = opened.pop()
+            anchor, before = self._opened.pop()
             if anchor is not None:
-                sizes[anchor] = values - before
+                self._sizes[anchor] = self._values - before
         elif isinstance(event, ScalarEvent) and event.anchor is not None:
-            sizes[event.anchor] = 1
-        if values > MOST_VALUES:
-            raise _refused(event, origin, f"more than {MOST_VALUES} values, aliases counted as what they stand for")
-        if len(opened) > MOST_LEVELS:
-            raise _refused(event, origin, f"more than {MOST_LEVELS} levels of nesting")
-
-
-def _refused(event: Event, origin: str, problem: str) -> UserError:
-    mark = event.start_mark
-    return UserError(f"{origin}, line {mark.line + 1}, column {mark.column + 1}: {problem}; shorten the file")
+            self._sizes[event.anchor] = 1
+        if self._values > MOST_VALUES:
+            raise _LimitError(event, f"more than {MOST_VALUES} values, aliases counted as what they stand for")
+        if len(self._opened) > MOST_LEVELS:
+            raise _LimitError(event, f"more than {MOST_LEVELS} levels of nesting")
+        return event
 
 
 def _check_bytes(count: int, origin: str) -> None:
