@@ -223,7 +223,7 @@ _BOMB = "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]
         ("a: !!int _\n", "not valid YAML: a value is not of its tag"),
         ("? &x [{a: 1}]\n: 2\n", "not valid YAML: unhashable type"),
     ],
-    ids=["aliases", "itself", "flow", "block", "long", "digits", "date", "key"],
+    ids=["aliases", "itself", "flow", "block", "long", "digits", "date", "truth", "number", "key"],
 )
 def test_a_text_that_stands_for_too_much_is_refused_in_one_line(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(text)
