@@ -125,11 +125,7 @@ class SimulatedStore(AbstractStore):
         return self._call(
             "search_runs",
             lambda: (
-                [
-                    self._as_run(run_id)
-                    for run_id, kept in self.runs.items()
-                    if kept.status == "RUNNING"
-                ],
+                [self._as_run(run_id) for run_id, kept in self.runs.items() if kept.status == "RUNNING"],
                 None,
             ),
         )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from narrowcast.platform.tracking.targets import as_metrics
-from narrowcast.runs.solve_outputs import target_metrics
+from narrowcast.platform.tracking.targets import RunTargetCost, SolveTargetCost
 
 
 def closing_entries(result: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, float]]:
     """Return the sha256 of the model or answer, and the costs of the targets, from the content of `result.json`."""
-    if "answer_sha256" in result:
-        return {"answer_sha256": result["answer_sha256"]}, target_metrics(result["targets"])
-    return {"model_sha256": result["model_sha256"]}, as_metrics(result["targets"])
+    name, kind = ("answer_sha256", SolveTargetCost) if "answer_sha256" in result else ("model_sha256", RunTargetCost)
+    metrics = [kind.model_validate(each).metrics() for each in result["targets"]]
+    return {name: result[name]}, {key: cost for each in metrics for key, cost in each.items()}

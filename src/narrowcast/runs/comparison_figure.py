@@ -13,7 +13,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.client_plots import percentiles, shown_metric
-from narrowcast.platform.tracking.curves import ROUND, TIME, TOTAL, UPLINK, Cost
+from narrowcast.platform.tracking.curves import ROUND, TIME, TOTAL, UPLINK, chosen_costs
 from narrowcast.platform.tracking.metric_labels import is_share, metric_label, primary_metric
 from narrowcast.runs.seed_groups import SeedGroup
 
@@ -38,7 +38,7 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
         _check_metric(groups, metric)
     metrics = [metric or primary_metric(each.runs[0].final) or "test.hr@10" for each in groups]
     shown = " and ".join(dict.fromkeys(map(metric_label, metrics)))
-    costs = _costs(axes)
+    costs = chosen_costs(AXES, axes)
     percent = all(is_share(name, each.shares) for name, each in zip(metrics, groups, strict=True))
     title = f"{shown[0].upper()}{shown[1:]} against {_listed([_WORDS[each.column] for each in costs])}"
     if any(len(each.runs) > 1 for each in groups):
@@ -113,17 +113,6 @@ def _check_metric(groups: Sequence[SeedGroup], metric: str) -> None:
     known = [name for name in columns if name.startswith(("validation.", "test.", "train."))]
     if metric not in known:
         raise UserError(f'no run has the metric "{metric}"; measured: {", ".join(known)}{suggest(metric, known)}')
-
-
-def _costs(axes: Sequence[str] | None) -> list[Cost]:
-    if axes is None:
-        return list(AXES.values())
-    for name in axes:
-        if name not in AXES:
-            raise UserError(f"no axis {name!r}; known: {', '.join(AXES)}")
-    if not axes:
-        raise UserError(f"no axis given; known: {', '.join(AXES)}")
-    return [AXES[name] for name in dict.fromkeys(axes)]
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -11,17 +11,14 @@ from narrowcast.platform.client_statistics import CLIENTS, MEAN, SPLITS, STATIST
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metric_direction import is_better
 from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of, primary_metric
-from narrowcast.platform.tracking.targets import Reached
+from narrowcast.platform.tracking.targets import RunTargetCost
 from narrowcast.runs.result import Result
-from narrowcast.runs.result_file import goal
-from narrowcast.runs.run_settings import SEEDS
+from narrowcast.runs.run_settings import SEEDS, shown_setting
 from narrowcast.runs.seed_groups import SeedGroup
 from narrowcast.runs.text_table import Column, TextTable, with_spread
 
 if TYPE_CHECKING:
     from narrowcast.runs.comparison import Comparison
-
-_LONGEST = 40  # characters of a setting's value
 
 
 def results_columns(comparison: Comparison) -> dict[str, Column]:
@@ -72,7 +69,7 @@ def results_columns(comparison: Comparison) -> dict[str, Column]:
         "wall_seconds": column("wall\ntime", mean_seconds("wall_seconds")),
         **{name: metric(name, usual=False) for name in others if name not in personal},
         **{
-            path: column(path, lambda group, path=path: _short(group.settings.get(path)), word=True, usual=False)  # type: ignore[misc]
+            path: column(path, lambda group, path=path: shown_setting(group.settings.get(path)), word=True, usual=False)  # type: ignore[misc]
             for path in settings
             if path not in ("rounds", *SEEDS)
         },
@@ -116,7 +113,7 @@ def differences_table(comparison: Comparison) -> TextTable | None:
     if len(found.index) < len(found.columns):
         found, corner = found.T, "run"
     rows = [
-        [str(name), *(_short(value) for value in values)]
+        [str(name), *(shown_setting(value) for value in values)]
         for name, values in zip(found.index, found.values, strict=True)
     ]
     return TextTable([corner, *map(str, found.columns)], rows, words=len(found.columns) + 1)
@@ -162,7 +159,7 @@ def targets_table(comparison: Comparison) -> TextTable | None:
             rows.append(
                 [
                     group.label,
-                    goal(target, group.runs[0].file),
+                    group.runs[0].file.goal(target),
                     f"{len(reached)} of {len(group.runs)}",
                     _shown([each.rounds_to for each in reached], lambda value: f"{value:g}"),
                     _shown([each.uplink_bits_to for each in reached], units.format_bits),
@@ -227,15 +224,10 @@ def _sum(group: SeedGroup, name: str) -> int:
     return sum(getattr(run, name) for run in group.runs)
 
 
-def _same(one: Reached, other: Reached) -> bool:
+def _same(one: RunTargetCost, other: RunTargetCost) -> bool:
     return (one.metric, one.value) == (other.metric, other.value)
 
 
 def _shown(values: Sequence[float | None], show: Callable[[float], str]) -> str:
     known = [each for each in values if each is not None]
     return show(float(np.mean(known))) if known and len(known) == len(values) else units.NOT_KNOWN
-
-
-def _short(value: object) -> str:
-    text = units.NOT_KNOWN if value is None else str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

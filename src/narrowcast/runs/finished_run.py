@@ -7,54 +7,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.errors import UserError, printable
-from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
+from narrowcast.platform.tracking.metric_direction import relation
+from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label
+from narrowcast.platform.tracking.targets import TargetCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class RunFile(Protocol):
-    """The entries of `result.json` that every kind of run has."""
+class RunFile(BaseModel):
+    """The entries of `result.json` that every kind of run has.
 
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        ...
+    `final` are the metrics of the last evaluation, `baselines` those of predictions that take no training and no
+    solver, by their names. `lower_is_better` and `shares` are None where they follow from the names of the metrics.
+    """
 
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        ...
+    model_config = ConfigDict(frozen=True)
 
-    @property
-    def final(self) -> Mapping[str, float]:
-        """The metrics of the last evaluation."""
-        ...
+    name: str
+    seed: int
+    final: Mapping[str, float]
+    baselines: Mapping[str, Mapping[str, float]] = {}
+    lower_is_better: tuple[str, ...] | None = None
+    shares: tuple[str, ...] | None = None
+    wall_seconds: float
+    mlflow_run_id: str | None = None
+    git_commit: str | None = None
 
-    @property
-    def baselines(self) -> Mapping[str, Mapping[str, float]]:
-        """The metrics of predictions that take no training, by the names of the predictions."""
-        ...
-
-    @property
-    def shares(self) -> tuple[str, ...] | None:
-        """The metrics that are shown in percent, None where that follows from their names."""
-        ...
-
-    @property
-    def wall_seconds(self) -> float:
-        """The measured duration of the rounds or iterations."""
-        ...
-
-    @property
-    def mlflow_run_id(self) -> str | None:
-        """The id of the run in MLflow."""
-        ...
+    def goal(self, target: TargetCost) -> str:
+        """Return a target of the run as text, such as `test accuracy ≥ 80 %`."""
+        percent = is_share(target.metric, self.shares) and target.value <= 1
+        value = f"{100 * target.value:g} %" if percent else f"{target.value:g}"
+        return f"{metric_label(target.metric)} {relation(target.metric, self.lower_is_better)} {value}"
 
 
 FileT_co = TypeVar("FileT_co", bound=RunFile, covariant=True)

@@ -32,7 +32,7 @@ from narrowcast.platform.tracking.metric_direction import Declared, declared_by
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.partition_report import write_partition
 from narrowcast.platform.tracking.second_process import begin, run_figures
-from narrowcast.platform.tracking.targets import reached
+from narrowcast.platform.tracking.targets import RunTargetCost, target_costs
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.run_folder import MODEL, RESULT
 from narrowcast.runs.start_model import whole_model
@@ -154,7 +154,9 @@ def measured(journal: Journal, experiment: Experiment, task: Task) -> dict[str, 
     return {
         "final": journal.final_metrics(),
         "best": journal.best_metrics(lower),
-        "targets": [each.model_dump() for each in reached(experiment.targets, journal.rounds, lower)],
+        "targets": [
+            each.model_dump() for each in target_costs(RunTargetCost, experiment.targets, journal.rounds, lower)
+        ],
         "rounds": last["round"],
         "uplink_bits": last["total_uplink_bits"],
         "downlink_bits": last["total_downlink_bits"],

@@ -27,11 +27,11 @@ from narrowcast.platform.tracking.metric_labels import (
     metrics_of,
     over_clients_text,
 )
-from narrowcast.platform.tracking.targets import Reached
+from narrowcast.platform.tracking.targets import RunTargetCost
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.array_file import ModelFormat, write_arrays
 from narrowcast.runs.finished_run import FinishedRun
-from narrowcast.runs.result_file import Best, ResultFile, goal, read_result, target_cost
+from narrowcast.runs.result_file import Best, ResultFile, read_result, target_cost
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, saved_config
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
 
@@ -72,7 +72,7 @@ class Result(FinishedRun[ResultFile]):
         return best.round, {name: float(values[place][0]) for name, values in rows.items() if place.any()}
 
     @property
-    def targets(self) -> tuple[Reached, ...]:
+    def targets(self) -> tuple[RunTargetCost, ...]:
         """The cost of each of the experiment's `targets`."""
         return self.file.targets
 
@@ -227,7 +227,7 @@ class Result(FinishedRun[ResultFile]):
                     whose = "clients' own models" if self.file.personal else "clients"
                     rows.append((f"{metric_label(name)} of {whose}", statistics))
         rows += self.baseline_rows()
-        rows += [(goal(each, self.file), target_cost(each)) for each in self.targets]
+        rows += [(self.file.goal(each), target_cost(each)) for each in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
         if self.touched_uplink_bits not in (None, self.full_uplink_bits):
             lossless = units.format_compression(self.uplink_bits, self.touched_uplink_bits)

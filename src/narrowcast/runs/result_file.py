@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from narrowcast.platform.config import validate_result
 from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.metric_direction import relation
-from narrowcast.platform.tracking.metric_labels import is_share, metric_label
-from narrowcast.platform.tracking.targets import Reached
+from narrowcast.platform.tracking.targets import RunTargetCost
+from narrowcast.runs.finished_run import RunFile
 from narrowcast.runs.run_table import finish_advice
 
 
@@ -43,54 +42,35 @@ class Input(BaseModel):
         return f"{shape}, from {self.low:.4g} to {self.high:.4g} in the training samples"
 
 
-class ResultFile(BaseModel):
+class ResultFile(RunFile):
     """The content of `result.json`.
 
     `full_uplink_bits` is the uplink if each upload were the whole model in float32. `touched_uplink_bits` is that of
-    the changed rows in float32, and for models without rows the former; None in runs of version 0.1.
-    `baselines` are metrics of predictions that take no training, by their names.
+    the changed rows in float32, and for models without rows the former; None if the rounds did not count it.
     `data_sha256` is None in runs of versions before 0.3. `personal` is true if clients have models of their own, and
     `inputs` are what the model was trained on, by name, in runs on samples.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    name: str
     algorithm: str
     data: str
     backend: str
-    seed: int
     rounds: int
-    final: Mapping[str, float]
     best: Mapping[str, Best]
-    targets: tuple[Reached, ...] = ()
-    baselines: Mapping[str, Mapping[str, float]] = {}
-    lower_is_better: tuple[str, ...] | None = None
-    shares: tuple[str, ...] | None = None
+    targets: tuple[RunTargetCost, ...] = ()
     uplink_bits: int
     downlink_bits: int
     total_bits: int
     full_uplink_bits: int
     touched_uplink_bits: int | None = None
     simulated_seconds: float
-    wall_seconds: float
     personal: bool = False
     inputs: Mapping[str, Input] = {}
     data_sha256: str | None = None
     model_sha256: str
     frozen_sha256: str | None = None
-    mlflow_run_id: str | None = None
-    git_commit: str | None = None
 
 
-def goal(target: Reached, file: ResultFile) -> str:
-    """Return a target of a run as text, such as `test accuracy ≥ 80 %`."""
-    percent = is_share(target.metric, file.shares) and target.value <= 1
-    value = f"{100 * target.value:g} %" if percent else f"{target.value:g}"
-    return f"{metric_label(target.metric)} {relation(target.metric, file.lower_is_better)} {value}"
-
-
-def target_cost(target: Reached) -> str:
+def target_cost(target: RunTargetCost) -> str:
     """Return the cost of a target as text."""
     seconds, uplink, total = target.simulated_seconds_to, target.uplink_bits_to, target.total_bits_to
     if seconds is None or uplink is None or total is None:

@@ -9,11 +9,13 @@ from typing import Any
 from narrowcast.platform.config import flatten, not_a_mapping, read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.links import own_file
+from narrowcast.platform.tracking import units
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.run_folder import CONFIG
 
 SEEDS = ("seed", "data.seed", "client_seed")
 """The settings in which repetitions of one experiment may differ."""
+_LONGEST = 40  # characters of a value in a table
 _NOT_SETTINGS = ("name", "tracking", "backend", "evaluate_clients")
 
 
@@ -30,6 +32,12 @@ def differing_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the dotted paths whose values are not the same in all runs."""
     paths = dict.fromkeys(path for each in settings for path in each)
     return [path for path in paths if len({str(each.get(path)) for each in settings}) > 1]
+
+
+def shown_setting(value: object) -> str:
+    """Return the value of a setting for a table, a dash if there is none."""
+    text = units.NOT_KNOWN if value is None else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def codec_kinds(settings: Mapping[str, Any]) -> list[str]:

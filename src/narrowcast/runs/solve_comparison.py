@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.curves import ITERATIONS, SOLVER_TIME
+from narrowcast.platform.tracking.curves import ITERATIONS, SOLVER_TIME, chosen_costs
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
 from narrowcast.runs.run_comparison import RunComparison
-from narrowcast.runs.run_settings import differing_settings
+from narrowcast.runs.run_settings import differing_settings, shown_setting
 from narrowcast.runs.solve_result import SolveResult
 from narrowcast.runs.text_table import Column, TextTable
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 AXES = {"iteration": ITERATIONS, "time": SOLVER_TIME}
-_MOST_CHARACTERS = 40
 
 
 class SolveComparison(RunComparison[SolveResult]):
@@ -62,7 +61,7 @@ class SolveComparison(RunComparison[SolveResult]):
     def text_tables(self) -> dict[str, TextTable]:
         """Return the tables by title: settings that differ, and results."""
         differing = [path for path in differing_settings(self.settings) if path != "seed"]
-        shown = [[path, *(_short(its.get(path)) for its in self.settings)] for path in differing]
+        shown = [[path, *(shown_setting(its.get(path)) for its in self.settings)] for path in differing]
         settings = TextTable(["setting", *self.labels()], shown, words=1 + len(self.runs))
         return {**({"Settings that differ": settings} if differing else {}), "Results": self.results_table()}
 
@@ -102,7 +101,7 @@ class SolveComparison(RunComparison[SolveResult]):
                 "wall\ntime", lambda run: units.format_short_seconds(run.file.wall_seconds), usual=False
             ),
             **{
-                path: Column(path, [_short(its.get(path)) for its in self.settings], word=True, usual=False)
+                path: Column(path, [shown_setting(its.get(path)) for its in self.settings], word=True, usual=False)
                 for path in paths
                 if path not in ("iterations", "solver_seconds")
             },
@@ -118,17 +117,9 @@ class SolveComparison(RunComparison[SolveResult]):
         """
         from narrowcast.platform.tracking.solve_figures import comparison_of_solves
 
-        wrong = [name for name in axes or () if name not in AXES]
-        if wrong or (axes is not None and not axes):
-            raise UserError(f"no axis {', '.join(map(repr, wrong)) or 'given'}; known for solves: {', '.join(AXES)}")
+        costs = chosen_costs(AXES, axes, " for solves")
         known = [*self.metrics, "residual"]
         if metric is not None and metric not in known:
             raise UserError(f'no run has the metric "{metric}"; measured: {", ".join(known)}{suggest(metric, known)}')
-        costs = [AXES[name] for name in dict.fromkeys(axes or AXES)]
         tables = dict(zip(self.labels(), (run.history for run in self.runs), strict=True))
         return comparison_of_solves(tables, costs, metric or known[0])
-
-
-def _short(value: Any) -> str:
-    text = units.NOT_KNOWN if value is None else str(value)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from narrowcast.platform.iterations import SolveState, end_of
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.journal_lines import step_of
-from narrowcast.platform.tracking.metric_direction import Declared, declared_by, reaches
+from narrowcast.platform.tracking.metric_direction import declared_by
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.second_process import begin, run_figures
+from narrowcast.platform.tracking.targets import SolveTargetCost, target_costs
 from narrowcast.platform.types import Arrays, arrays_sha256
 from narrowcast.runs.outputs import baselines_entry, git_commit, write_model, write_plots
 from narrowcast.runs.run_folder import ANSWER, ITERATIONS, RESULT
@@ -73,7 +73,7 @@ def measured(journal: Journal, solve: Solve) -> dict[str, Any]:
         "residual": last["residual"],
         "final": journal.final_metrics(),
         "best": journal.best_metrics(lower),
-        "targets": targets_of(solve.targets, journal.rounds, lower),
+        "targets": [each.model_dump() for each in target_costs(SolveTargetCost, solve.targets, journal.rounds, lower)],
         "solver_seconds": last["solver_seconds"],
         "wall_seconds": last["wall_seconds"],
     }
@@ -82,29 +82,3 @@ def measured(journal: Journal, solve: Solve) -> dict[str, Any]:
 def answer_sha256(answer: Arrays) -> str:
     """Return the sha256 of an answer's arrays, their names, types and shapes."""
     return arrays_sha256(answer).hex()
-
-
-def targets_of(
-    targets: Mapping[str, Collection[float]], rows: Sequence[Mapping[str, Any]], declared: Declared
-) -> list[dict[str, Any]]:
-    """Return the iterations and the time of the solver up to each target; None for one that was not reached."""
-    found = []
-    for metric, values in targets.items():
-        for value in values:
-            first = next((row for row in rows if metric in row and reaches(metric, row[metric], value, declared)), {})
-            costs = {f"{name}_to": first.get(column) for name, column in _COSTS.items()}
-            found.append({"metric": metric, "value": value, **costs})
-    return found
-
-
-_COSTS = {"iterations": "iteration", "solver_seconds": "solver_seconds"}
-
-
-def target_metrics(targets: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the `targets` of `result.json` as single numbers, such as `iterations_to.gap.1e-06`, without nulls."""
-    return {
-        f"{name}_to.{each['metric']}.{each['value']:g}": float(each[f"{name}_to"])
-        for each in targets
-        for name in _COSTS
-        if each[f"{name}_to"] is not None
-    }

@@ -20,11 +20,11 @@ from narrowcast.platform.json_files import read_json
 from narrowcast.platform.links import own_file
 from narrowcast.platform.step import ITERATION
 from narrowcast.platform.tracking import curves, units
-from narrowcast.platform.tracking.metric_direction import relation
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
+from narrowcast.platform.tracking.targets import SolveTargetCost
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.array_file import ModelFormat, write_arrays
-from narrowcast.runs.finished_run import FinishedRun
+from narrowcast.runs.finished_run import FinishedRun, RunFile
 from narrowcast.runs.run_folder import ANSWER, ITERATIONS, RESULT, saved_config
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
 
@@ -44,46 +44,23 @@ class BestOfSolve(BaseModel):
     iteration: int
 
 
-class TargetCost(BaseModel):
-    """The iterations and the time of the solver until a metric was as good as `value`; None if it never was."""
-
-    model_config = ConfigDict(frozen=True)
-
-    metric: str
-    value: float
-    iterations_to: int | None
-    solver_seconds_to: float | None
-
-
-class SolveFile(BaseModel):
+class SolveFile(RunFile):
     """The content of a solve's `result.json`.
 
-    `stopped_by` is `tolerance`, `iterations`, `solver_seconds`, or what the solver said of itself. `baselines` are
-    metrics of predictions that take no solver, by their names.
+    `stopped_by` is `tolerance`, `iterations`, `solver_seconds`, or what the solver said of itself.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    name: str
     solver: str
     problem: str
     sizes: Mapping[str, int]
     problem_sha256: str
-    seed: int
     stopped_by: str
     iterations: int
     residual: float
-    final: Mapping[str, float]
     best: Mapping[str, BestOfSolve]
-    targets: tuple[TargetCost, ...] = ()
-    baselines: Mapping[str, Mapping[str, float]] = {}
-    lower_is_better: tuple[str, ...] | None = None
-    shares: tuple[str, ...] | None = None
+    targets: tuple[SolveTargetCost, ...] = ()
     solver_seconds: float
-    wall_seconds: float
     answer_sha256: str
-    mlflow_run_id: str | None = None
-    git_commit: str | None = None
 
 
 class SolveResult(FinishedRun[SolveFile]):
@@ -132,7 +109,7 @@ class SolveResult(FinishedRun[SolveFile]):
         return solve_figures(self.history, f"{self.name}: {self.file.solver} on {self.file.problem}")
 
     @property
-    def targets(self) -> tuple[TargetCost, ...]:
+    def targets(self) -> tuple[SolveTargetCost, ...]:
         """The cost of each of the solve's `targets`."""
         return self.file.targets
 
@@ -141,9 +118,7 @@ class SolveResult(FinishedRun[SolveFile]):
         file, shares = self.file, self.file.shares
         rows = [(metric_label(name), format_metric(name, value, shares)) for name, value in file.final.items()]
         rows += self.baseline_rows()
-        for each in file.targets:
-            goal = f"{metric_label(each.metric)} {relation(each.metric, file.lower_is_better)} {each.value:g}"
-            rows.append((goal, _cost(each)))
+        rows += [(file.goal(each), _cost(each)) for each in file.targets]
         return [
             *rows,
             ("residual", f"{file.residual:.4g}"),
@@ -167,7 +142,7 @@ class SolveResult(FinishedRun[SolveFile]):
         return [(label, value) for label, value in known if value]
 
 
-def _cost(target: TargetCost) -> str:
+def _cost(target: SolveTargetCost) -> str:
     if target.iterations_to is None or target.solver_seconds_to is None:
         return "not reached"
     return f"after {target.iterations_to} iterations, {units.format_short_seconds(target.solver_seconds_to)}"

@@ -14,7 +14,7 @@ from narrowcast.cli.run_tables import result_table
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metric_direction import is_better, lower_is_better
-from narrowcast.platform.tracking.targets import as_metrics, check_targets, reached
+from narrowcast.platform.tracking.targets import RunTargetCost, check_targets, target_costs
 from narrowcast.runs import session
 from narrowcast.runs.comparison_tables import targets_table
 from narrowcast.runs.prepare import prepare
@@ -33,12 +33,12 @@ ROWS = [
 
 
 def test_the_first_evaluation_that_reaches_a_target_counts() -> None:
-    got = reached({"test.accuracy": (0.4, 0.5, 0.51, 0.8, 0.81)}, ROWS)
+    got = target_costs(RunTargetCost, {"test.accuracy": (0.4, 0.5, 0.51, 0.8, 0.81)}, ROWS)
     assert [each.rounds_to for each in got] == [2, 2, 4, 4, None]
     assert [each.simulated_seconds_to for each in got] == [20.0, 20.0, 40.0, 40.0, None]
     assert [each.uplink_bits_to for each in got] == [200, 200, 400, 400, None]
-    assert reached({}, ROWS) == []
-    assert as_metrics(each.model_dump() for each in got[2:]) == {
+    assert target_costs(RunTargetCost, {}, ROWS) == []
+    assert got[2].metrics() | got[3].metrics() | got[4].metrics() == {
         "simulated_seconds_to.test.accuracy.0.51": 40.0,
         "uplink_bits_to.test.accuracy.0.51": 400,
         "rounds_to.test.accuracy.0.51": 4,
@@ -53,7 +53,11 @@ def test_a_target_of_a_loss_is_reached_from_above() -> None:
         {"round": number, "simulated_seconds": 1.0, "total_uplink_bits": 8, "test.loss": loss}
         for number, loss in ((1, 2.298), (2, 0.7), (3, 0.5), (4, 0.6))
     ]
-    assert [each.rounds_to for each in reached({"test.loss": (2.3, 0.5, 0.4)}, rows)] == [1, 3, None]
+    assert [each.rounds_to for each in target_costs(RunTargetCost, {"test.loss": (2.3, 0.5, 0.4)}, rows)] == [
+        1,
+        3,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +84,8 @@ def test_a_declared_direction_goes_before_the_name() -> None:
     assert lower_is_better("test.misses", ["misses"])
     assert not lower_is_better("test.error_free_share", [])
     rows = [{"round": 1, "test.misses": 9.0}, {"round": 2, "test.misses": 4.0}]
-    assert [each.rounds_to for each in reached({"test.misses": (5.0,)}, rows, ["misses"])] == [2]
-    assert [each.rounds_to for each in reached({"test.misses": (5.0,)}, rows)] == [1]
+    assert [each.rounds_to for each in target_costs(RunTargetCost, {"test.misses": (5.0,)}, rows, ["misses"])] == [2]
+    assert [each.rounds_to for each in target_costs(RunTargetCost, {"test.misses": (5.0,)}, rows)] == [1]
 
 
 def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:

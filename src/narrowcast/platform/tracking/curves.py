@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, Unit
 from narrowcast.platform.types import BoolArray, FloatArray
 
@@ -30,6 +32,14 @@ TOTAL = Cost("total_bits", "cumulative uplink and downlink", BYTE_UNITS)
 TIME = Cost("simulated_seconds", "simulated time", TIME_UNITS)
 ITERATIONS = Cost("iteration", "iteration", (Unit("", 1),))
 SOLVER_TIME = Cost("solver_seconds", "time of the solver", (Unit("ms", 1e-3), *TIME_UNITS))
+
+
+def chosen_costs(known: Mapping[str, Cost], names: Sequence[str] | None, of: str = "") -> list[Cost]:
+    """Return the costs of these names, each once, or all of them; raise `UserError` for a name that is not known."""
+    wrong = [name for name in names or () if name not in known]
+    if wrong or (names is not None and not names):
+        raise UserError(f"no axis {', '.join(map(repr, wrong)) or 'given'}; known{of}: {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names or known)]
 
 
 def column(table: pa.Table, name: str) -> FloatArray:

@@ -1,9 +1,9 @@
-"""The cost of reaching stated values of a run's metrics: simulated time, uplink bits, bits both ways and rounds."""
+"""The cost of reaching stated values of metrics: of a run time, bits and rounds, of a solve iterations and time."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
@@ -30,21 +30,52 @@ Targets = Annotated[
 """The values that each metric, named `split.metric`, should reach."""
 
 
-class Reached(BaseModel):
+class TargetCost(BaseModel):
     """The cost up to the first evaluation at which a metric was as good as `value`; None if it never was.
 
     As good as: at least `value`, or at most `value` for a metric that is better when lower, such as `test.loss`.
-    Units: seconds on the virtual clock and bits, both summed over the run up to that round.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    columns: ClassVar[Mapping[str, str]]
+    """The column of the journal with the cost so far, for each field."""
     metric: str
     value: float
+
+    def metrics(self) -> dict[str, float]:
+        """Return the costs by names such as `rounds_to.test.accuracy.0.8`, without nulls.
+
+        MLflow's pages make a section of what is before a slash, so there is none.
+        """
+        costs = {name: getattr(self, name) for name in self.columns}
+        return {f"{name}.{self.metric}.{self.value:g}": cost for name, cost in costs.items() if cost is not None}
+
+
+class RunTargetCost(TargetCost):
+    """Seconds on the virtual clock and bits, both summed over the run up to that round, and rounds."""
+
+    columns = {
+        "simulated_seconds_to": "simulated_seconds",
+        "uplink_bits_to": "total_uplink_bits",
+        "total_bits_to": "total_bits",
+        "rounds_to": "round",
+    }
     simulated_seconds_to: float | None
     uplink_bits_to: int | None
     total_bits_to: int | None
     rounds_to: int | None
+
+
+class SolveTargetCost(TargetCost):
+    """The iterations and the time of the solver up to that iteration."""
+
+    columns = {"iterations_to": "iteration", "solver_seconds_to": "solver_seconds"}
+    iterations_to: int | None
+    solver_seconds_to: float | None
+
+
+CostT = TypeVar("CostT", bound=TargetCost)
 
 
 def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str], shares: Collection[str] = ()) -> None:
@@ -66,38 +97,21 @@ def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str], 
             )
 
 
-def reached(
-    targets: Mapping[str, Sequence[float]], rounds: Sequence[Mapping[str, Any]], declared: Declared = None
-) -> list[Reached]:
-    """Return the cost of each target from the rows of the journal; only evaluated rounds count.
+def target_costs(
+    kind: type[CostT],
+    targets: Mapping[str, Collection[float]],
+    rows: Sequence[Mapping[str, Any]],
+    declared: Declared = None,
+) -> list[CostT]:
+    """Return the cost of each target from the rows of the journal; only those that were evaluated count.
 
-    `declared`: the metrics that the model declares as better when lower.
+    `declared`: the metrics that are declared as better when lower.
     """
-    return [_first(rounds, metric, value, declared) for metric, values in targets.items() for value in values]
-
-
-def _first(rounds: Sequence[Mapping[str, Any]], metric: str, value: float, declared: Declared) -> Reached:
-    measured = (row for row in rounds if row.get(metric) is not None)
-    row = next((row for row in measured if reaches(metric, row[metric], value, declared)), None)
-    spent = {} if row is None else row
-    return Reached(
-        metric=metric,
-        value=value,
-        simulated_seconds_to=spent.get("simulated_seconds"),
-        uplink_bits_to=spent.get("total_uplink_bits"),
-        total_bits_to=spent.get("total_bits"),
-        rounds_to=spent.get("round"),
-    )
-
-
-def as_metrics(targets: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the `targets` of `result.json` as single numbers, such as `rounds_to.test.accuracy.0.8`, without nulls.
-
-    MLflow's pages make a section of what is before a slash, so there is none.
-    """
-    return {
-        f"{cost}.{target.metric}.{target.value:g}": spent
-        for target in map(Reached.model_validate, targets)
-        for cost in ("simulated_seconds_to", "uplink_bits_to", "total_bits_to", "rounds_to")
-        if (spent := getattr(target, cost)) is not None
-    }
+    found = []
+    for metric, values in targets.items():
+        measured = [row for row in rows if row.get(metric) is not None]
+        for value in values:
+            first = next((row for row in measured if reaches(metric, row[metric], value, declared)), {})
+            costs = {name: first.get(column) for name, column in kind.columns.items()}
+            found.append(kind(metric=metric, value=value, **costs))
+    return found
