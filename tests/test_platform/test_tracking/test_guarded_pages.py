@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
 
 import psutil
 import pytest
@@ -20,6 +26,7 @@ from narrowcast.platform.tracking.guarded_pages import guarded
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 SECONDS = 100  # MLflow takes some to start
 API = "api/2.0/mlflow"
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ def test_the_printed_address_opens_the_page_and_its_cookie_the_rest(page: Page) 
         assert [each.status_code for each in (*first.history, first)] == [303, 200]
         assert (first.url, "<title>MLflow</title>" in first.text) == (page.root, True)
         cookie = first.history[0].headers["Set-Cookie"]
-        assert cookie.endswith("; HttpOnly; SameSite=Strict; Path=/")
+        assert cookie.endswith("; HttpOnly; SameSite=Lax; Path=/")
         there = browser.get(f"{page.root}{API}/experiments/search?max_results=5", timeout=SECONDS)
         assert {each["name"] for each in there.json()["experiments"]} == {"narrowcast", "Default"}
         name = f"get-artifact?path=config.yaml&run_uuid={page.run_id}"
@@ -156,3 +163,53 @@ def test_a_server_that_is_gone_is_a_503(tmp_path: Path, monkeypatch: pytest.Monk
         with guarded(listening, tmp_path / "none") as token:
             answer = requests.get(root, headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS)
             assert (answer.status_code, answer.text) == (503, "The MLflow server does not answer.\n")
+
+
+@pytest.mark.program(*CHROMIUM)
+def test_a_link_on_a_page_of_another_site_opens_the_page(tmp_path: Path) -> None:
+    """A browser follows it with the cookie that the redirect has just set."""
+    answered = list[bytes]()
+
+    class Behind(StreamRequestHandler):
+        def handle(self) -> None:
+            answered.append(self.rfile.readline().strip())
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nin")
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(f"<a href='{link}'>runs</a><script>document.links[0].click()</script>".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with (
+        tempfile.TemporaryDirectory(prefix="nc") as folder,
+        socket.socket() as listening,
+        ThreadingUnixStreamServer(f"{folder}/s", Behind) as behind,
+        ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as elsewhere,
+    ):
+        for each in (behind, elsewhere):
+            threading.Thread(target=each.serve_forever, daemon=True).start()
+        listening.bind(("127.0.0.1", 0))
+        with guarded(listening, Path(folder, "s")) as token:
+            link = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
+            program = str(next(filter(None, map(shutil.which, CHROMIUM))))
+            words = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+            site = f"http://localhost:{elsewhere.server_address[1]}/"  # another site than 127.0.0.1
+            with subprocess.Popen(
+                [program, *words, f"--user-data-dir={tmp_path}", site],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ) as browser:
+                deadline = time.monotonic() + SECONDS
+                while not answered and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                for each in psutil.Process(browser.pid).children(recursive=True):
+                    each.kill()
+                browser.kill()
+        behind.shutdown()
+        elsewhere.shutdown()
+    assert answered[:1] == [b"GET / HTTP/1.1"]

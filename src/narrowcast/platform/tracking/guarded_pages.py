@@ -3,6 +3,9 @@
 The first request of a connection has to have the token: in its address, which is answered by a cookie and a redirect,
 in that cookie, or as `Authorization: Bearer`, as MLflow's client sends `MLFLOW_TRACKING_TOKEN`. All that follows on the
 connection is the same client's, and is passed on unread.
+
+The cookie is SameSite=Lax: where a page of another site has the link, a browser does not send a strict one even after
+the redirect. Forms and frames of other sites come without it, and so without an answer.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ class _Door:
                 head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_SECONDS)
                 target, headers = _parts(head)
                 if self._is_token(_in_address(target)):
-                    cookie = f"Set-Cookie: {self._cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/\r\n"
+                    cookie = f"Set-Cookie: {self._cookie}={self.token}; HttpOnly; SameSite=Lax; Path=/\r\n"
                     writer.write(_answer("303 See Other", f"Location: /\r\n{cookie}"))
                 elif self._is_token(self._shown(headers)):
                     await self._pass_on(head, reader, writer)
