@@ -16,6 +16,7 @@ from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.masking_round import STAYS
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups
+from narrowcast.algorithms.secure.protected_upload import masked
 from narrowcast.algorithms.secure.protection import Masked, Plain, PublicKey
 from narrowcast.platform.types import PayloadError
 
@@ -41,7 +42,7 @@ def sealed(messages: Messages) -> tuple[KeyStore, PublicKey, dict[int, bytes], d
         if "own" in held:
             pairs = {peer: held["pairs"][client, peer].tobytes() for peer in range(5) if peer != client}
             masks = messages.mask_layout().of_client(client, held["own"][client].tobytes(), pairs, rule)
-        bodies = [messages.scheme.encode(GROUP, integers, messages.fixed_point, public, mask) for mask in masks]
+        bodies = [messages.scheme.encode(GROUP, masked(integers, mask), messages.fixed_point, public) for mask in masks]
         envelopes[client] = messages.update(1, public).seal(client, bodies, held["signing"][client].tobytes())
     return key_store, public, keys, envelopes
 

@@ -28,9 +28,7 @@ def left_step(
     """Return left and residual after the exact step of least squares along the gradient of left, scaled or not."""
     gradient = observed.times(residual, right)
     direction = scaled(gradient, right) if scale else gradient
-    change = observed.sampled(direction, right)
-    step = _exact(direction, gradient, change)
-    return left + step * direction, np.subtract(residual, step * change, out=residual)
+    return _stepped(left, residual, direction, gradient, observed.sampled(direction, right))
 
 
 def right_step(
@@ -39,11 +37,13 @@ def right_step(
     """Return right and residual after the exact step of least squares along the gradient of right, scaled or not."""
     gradient = observed.transposed_times(residual, left)
     direction = scaled(gradient, left) if scale else gradient
-    change = observed.sampled(left, direction)
-    step = _exact(direction, gradient, change)
-    return right + step * direction, np.subtract(residual, step * change, out=residual)
+    return _stepped(right, residual, direction, gradient, observed.sampled(left, direction))
 
 
-def _exact(direction: FloatArray, gradient: FloatArray, change: FloatArray) -> float:
+def _stepped(
+    factor: FloatArray, residual: FloatArray, direction: FloatArray, gradient: FloatArray, change: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return a factor after the exact step, and the residual; `change` is that of the entries by `direction`."""
     curvature = float(change @ change)
-    return float(np.vdot(direction, gradient)) / curvature if curvature > 0 else 0.0
+    step = float(np.vdot(direction, gradient)) / curvature if curvature > 0 else 0.0
+    return factor + step * direction, np.subtract(residual, step * change, out=residual)

@@ -100,16 +100,8 @@ class CKKS(Encryption):
         """Return the length of a group's ciphertexts."""
         return ckks.wire_bytes(self._plan(group, numbers).slots, self.ring, self.prime_bits[0])
 
-    def encode(
-        self,
-        group: Group,
-        integers: Integers,
-        numbers: FixedPoint,
-        public: PublicKey,
-        mask: RingElements | None = None,
-    ) -> bytes:
+    def encode(self, group: Group, integers: Integers, numbers: FixedPoint, public: PublicKey) -> bytes:
         """Return the bytes of a group's ciphertexts."""
-        assert mask is None
         slots = self._plan(group, numbers).pack(integers)
         scale_bits = self.noise_scale_bits(numbers.max_clients)
         return ckks.write_residues(

@@ -78,17 +78,9 @@ class Paillier(Encryption):
         """Return the length of a group's ciphertexts."""
         return self._ciphertexts(group, numbers) * 2 * self.key_bits // 8
 
-    def encode(
-        self,
-        group: Group,
-        integers: Integers,
-        numbers: FixedPoint,
-        public: PublicKey,
-        mask: RingElements | None = None,
-    ) -> bytes:
+    def encode(self, group: Group, integers: Integers, numbers: FixedPoint, public: PublicKey) -> bytes:
         """Return the bytes of a group's ciphertexts."""
         del group
-        assert mask is None
         packed = pack(integers, self.values_each(numbers), _width(numbers))
         return paillier.encrypt(_public(public.key), packed).to_bytes()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from narrowcast.algorithms.secure.bit_packing import RingElements
+from narrowcast.algorithms.secure.fixed_point import Integers
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.round_keys import ClientSecrets, RoundKeys
@@ -16,6 +17,11 @@ from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, PayloadError
 
 logger = logging.getLogger(__name__)
+
+
+def masked(integers: Integers, mask: RingElements | None) -> Integers:
+    """Return the integers plus a client's mask, modulo 2^64, if it has one."""
+    return integers if mask is None else (integers.view(np.uint64) + mask).view(np.int64)
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class UploadProtector:
         numbers, public = messages.fixed_point, self.keys.public
         integers = numbers.of_client(partial, messages.layout, groups, self.private_seed, (round_index, client))
         bodies = [
-            None if each is None else messages.scheme.encode(group, each, numbers, public, mask)
+            None if each is None else messages.scheme.encode(group, masked(each, mask), numbers, public)
             for group, each, mask in zip(messages.layout.groups, integers, self._masks(place, client), strict=True)
         ]
         return messages.update(round_index, public).seal(client, bodies, self.secrets.signing[place].tobytes())

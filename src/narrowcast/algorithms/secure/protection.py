@@ -96,18 +96,10 @@ class Protection(Section):
         """Return the length of an encoded group."""
         return ring_bytes(group, numbers)
 
-    def encode(
-        self,
-        group: Group,
-        integers: Integers,
-        numbers: FixedPoint,
-        public: PublicKey,
-        mask: RingElements | None = None,
-    ) -> bytes:
-        """Return the bytes of a client's group: ring elements, plus the client's mask if it has one."""
+    def encode(self, group: Group, integers: Integers, numbers: FixedPoint, public: PublicKey) -> bytes:
+        """Return the bytes of a client's group: its integers as ring elements, to which a mask may have been added."""
         del public
-        elements = integers.view(np.uint64)
-        return pack_ring(group, elements if mask is None else elements + mask, numbers)
+        return pack_ring(group, integers.view(np.uint64), numbers)
 
     def decode(self, group: Group, data: bytes | memoryview, numbers: FixedPoint, public: PublicKey) -> RingElements:
         """Return what `encode` wrote; raise `PayloadError` for bytes that it cannot have written."""
