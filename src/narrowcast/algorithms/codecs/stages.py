@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from narrowcast.algorithms.codecs.chain import check_order
 from narrowcast.algorithms.codecs.stage import Stage
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
 
 STAGES = Registry(
@@ -39,6 +40,12 @@ def _listed(value: Any) -> Any:
 def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     check_order(stages)
     return stages
+
+
+def refuse_stateful(codec: Sequence[Stage], reason: str, field: str = "codec") -> None:
+    """Raise `UserError` with a reason and advice for a codec with a stage that keeps state between rounds."""
+    if stateful := [stage.kind for stage in codec if stage.remembers]:
+        raise UserError(f"algorithm.{field} has {stateful[0]}, which keeps state between rounds, but {reason}")
 
 
 Stages = Annotated[

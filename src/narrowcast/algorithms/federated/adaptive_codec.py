@@ -8,6 +8,7 @@ from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.codecs.stage import Stage
+from narrowcast.algorithms.codecs.stages import refuse_stateful
 from narrowcast.platform.errors import UserError
 
 DEFAULT_CODEC: tuple[Stage, ...] = (
@@ -23,8 +24,4 @@ def check_adaptive_codec(kind: str, codec: Sequence[Stage]) -> None:
             f"algorithm.kind = {kind} does not go with a codec that does not quantise; put quantise into "
             "algorithm.codec"
         )
-    if stateful := [stage.kind for stage in codec if stage.remembers]:
-        raise UserError(
-            f"algorithm.codec has {stateful[0]}, which keeps state between rounds, but the directions of "
-            f"{kind} change in every round; use it with fedmf or fedavg"
-        )
+    refuse_stateful(codec, f"the directions of {kind} change in every round; use it with fedmf or fedavg")

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
-from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.codecs.stages import Stages, refuse_stateful
 from narrowcast.algorithms.federated.client_networks import ClientNetworks, check_networks
 from narrowcast.algorithms.uploads.client_loop import chunk_result, zeros_of_clients
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, add_up, tensor_weights
@@ -115,11 +115,7 @@ class FedMD(AlgorithmDefaults, BaseModel):
         if "numbers" not in self.digest_loss.takes:
             named = getattr(self.digest_loss, "kind", type(self.digest_loss).__name__)
             raise UserError(f"algorithm.digest_loss = {named} takes no outputs as targets; use absolute_error")
-        if stateful := [stage.kind for stage in self.codec if stage.remembers]:
-            raise UserError(
-                f"algorithm.codec has {stateful[0]}, which keeps state between rounds, but clients of {kind} send "
-                "outputs again in every round; leave it out"
-            )
+        refuse_stateful(self.codec, f"clients of {kind} send outputs again in every round; leave it out")
         check_networks(self.models, task, kind)
 
     def init(self, task: Task) -> Arrays:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.random_basis import BasisKind
 from narrowcast.algorithms.codecs.rows import RowLayout
-from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.codecs.stages import Stages, refuse_stateful
 from narrowcast.algorithms.federated.coded_change import CodedChange
 from narrowcast.algorithms.federated.coded_download import Download, SizesDownloads
 from narrowcast.algorithms.federated.factorisation_checks import check_rank
@@ -72,11 +72,8 @@ class LowRank(SizesDownloads, BaseModel, ABC):
         if self.codec and self.rows != "touched":
             raise UserError('algorithm.codec sends touched rows; leave out algorithm.rows = "all"')
         for field, stages in {"codec": self.codec, "downlink_codec": self.downlink_codec}.items():
-            if stateful := [stage.kind for stage in stages if stage.remembers]:
-                raise UserError(
-                    f"algorithm.{field} has {stateful[0]}, which keeps state between rounds, but the basis of "
-                    f"{self.kind} changes in every round; use it with fedmf{' or fedavg' * (field == 'codec')}"
-                )
+            advice = f"use it with fedmf{' or fedavg' * (field == 'codec')}"
+            refuse_stateful(stages, f"the basis of {self.kind} changes in every round; {advice}", field)
         if self.download is not None:
             if not isinstance(task.model, MatrixFactorisation):
                 raise UserError(

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.codecs.message_header import dtype_of
-from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.codecs.stages import Stages, refuse_stateful
 from narrowcast.algorithms.federated.client_widths import (
     Assignment,
     Width,
@@ -143,11 +143,7 @@ class Submodel(AlgorithmDefaults, BaseModel):
                 f"algorithm.widths = {narrowest:g} leaves no unit of a hidden layer of {fewest}; use at least "
                 f"1/{fewest}, or wider layers"
             )
-        if stateful := [stage.kind for stage in self.codec if stage.remembers]:
-            raise UserError(
-                f"algorithm.codec has {stateful[0]}, which keeps state between rounds, but the slice of a client of "
-                f"{self.kind} may be another in every round; leave it out"
-            )
+        refuse_stateful(self.codec, f"the slice of a client of {self.kind} may be another in every round; leave it out")
         if self.scaler and any(axis.blocks > 1 for axes in hidden.axes.values() for axis in axes if axis):
             raise UserError(
                 f"algorithm.scaler = true: the units of model.kind = {model.kind} have gates, which it is not defined "
