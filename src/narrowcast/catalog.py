@@ -18,7 +18,7 @@ from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS
 from narrowcast.algorithms.local_training.learning_rate import LEARNING_RATE_SCHEDULES
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.platform.backend import Backend
-from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, DataSource, Fleet, Training
+from narrowcast.platform.contracts import Algorithm, DataSource, Fleet, Training
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.models.losses import LOSSES
@@ -52,7 +52,6 @@ ALGORITHMS = Registry(
         "adaptive_svd": "algorithms.federated.adaptive_svd:AdaptiveSVD",
         "adaptive_atomo": "algorithms.federated.adaptive_atomo:AdaptiveAtomo",
     },
-    optional=AlgorithmDefaults,
 )
 TRAININGS = Registry(
     "training",

@@ -126,14 +126,14 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         algorithm = self.secured_algorithm
         Run(self, algorithm, task).check()
         task = pinned(task, folder)
-        if not (getattr(self.algorithm, "has_global_model", True) or self.evaluate_clients):
+        if not (self.algorithm.traits.global_model or self.evaluate_clients):
             raise UserError(
                 f"algorithm.kind = {self.algorithm.kind} has no global model to evaluate; set evaluate_clients = "
                 "test, which measures the model of each client"
             )
         if self.radio and self.radio.downlink.kind == "broadcast":
             self._check_one_transmission()
-        if getattr(self.training, "shared_negatives", False) and not getattr(algorithm, "codes_row_lists", False):
+        if getattr(self.training, "shared_negatives", False) and not algorithm.traits.codes_row_lists:
             raise UserError(
                 "training.shared_negatives = true: only row lists of touched rows sent through a codec become shorter, "
                 "and this run sends none; leave it out"
@@ -142,13 +142,13 @@ class Experiment(Plan, Identified, metaclass=_Checked):
 
     def _check_one_transmission(self) -> None:
         """Raise `UserError` if clients are sent messages of which the longest does not contain the others."""
-        if not getattr(self.algorithm, "sends_one_model", True):
+        downloads = self.algorithm.traits.downloads
+        if downloads == "slices":
             raise UserError(
                 f"radio.downlink = broadcast sends all clients the same, and algorithm.kind = {self.algorithm.kind} "
                 "as set here sends each its own part of the model; use radio.downlink = unicast, or nested slices"
             )
-        download = getattr(self.algorithm, "download", None)
-        if download and download.differs_by_client:
+        if downloads == "by_client":
             raise UserError(
                 "radio.downlink = broadcast sends all clients the same, and algorithm.download with rows = touched or "
                 "a history sends each its own; use radio.downlink = unicast, or another download"

@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
     from narrowcast.experiment import load_experiment
     from narrowcast.platform.backend import Backend
-    from narrowcast.platform.client_contracts import OwnModel
     from narrowcast.platform.contracts import (
         Algorithm,
-        AlgorithmDefaults,
         Broadcast,
         Dataset,
         DataSource,
         Fleet,
         LocalCall,
         Model,
+        OwnModel,
         Task,
         Training,
+        Traits,
     )
     from narrowcast.platform.data.interactions import Interactions
     from narrowcast.platform.data.partition import Partitioner
@@ -87,7 +87,6 @@ __all__ = [
     "OPTIMIZER",
     "Aggregator",
     "Algorithm",
-    "AlgorithmDefaults",
     "Allocation",
     "Arrays",
     "Availability",
@@ -145,6 +144,7 @@ __all__ = [
     "Task",
     "Tensors",
     "Training",
+    "Traits",
     "Transform",
     "UnitAxis",
     "UserError",
@@ -179,19 +179,19 @@ _HOMES = {
     **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.uploads.joined_parts"),
     "load_experiment": "experiment",
     "Backend": "platform.backend",
-    "OwnModel": "platform.client_contracts",
     **dict.fromkeys(
         (
             "Algorithm",
-            "AlgorithmDefaults",
             "Broadcast",
             "DataSource",
             "Dataset",
             "Fleet",
             "LocalCall",
             "Model",
+            "OwnModel",
             "Task",
             "Training",
+            "Traits",
         ),
         "platform.contracts",
     ),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.laws.configuration import LAWS as OF_EVERY_CLASS
 from narrowcast.laws.configuration import Configured
 from narrowcast.laws.law import title
@@ -124,9 +125,24 @@ class Choosy(IID):
         raise UserError("too few clients")
 
 
+class Describing(FedAvg):
+    """Has traits that are a mapping."""
+
+    kind: Literal["describing"] = "describing"  # type: ignore[assignment]
+
+    @property
+    def traits(self) -> Any:
+        return {"grows": True}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
+        (
+            "algorithm",
+            Describing(),
+            "test_registries:Describing.traits returned a dict; return Traits of narrowcast.extend",
+        ),
         ("availability", Crashing(), "ZeroDivisionError: by no clients"),
         ("partition", Choosy(), "it refuses 1200 samples of ten classes for twelve clients"),
     ],

@@ -88,8 +88,7 @@ def test_what_cannot_be_checked_is_one_line(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "bare_algorithm.py").write_text(f"from pydantic import BaseModel\nclass X(BaseModel):\n    {methods}\n")
     assert_refused(
         narrowcast("check", "bare_algorithm:X", "--kind", "algorithm"),
-        "is not an algorithm: it lacks download_bits",
-        "AlgorithmDefaults",
+        "is not an algorithm: it has to extend Algorithm",
     )
     assert_refused(
         narrowcast("check", "bare_algorithm:X"),

@@ -101,13 +101,46 @@ BAD = {
     "half": (
         "from pydantic import BaseModel\nclass X(BaseModel):\n    kind: str = 'x'\n    def check(self, task): ...\n",
         "half:X",
-        "is not an algorithm: it lacks broadcast, download_bits, final, fold, init",
+        "is not an algorithm: it has to extend Algorithm",
     ),
-    "bare": (
-        BARE,
-        "bare:X",
-        "is not an algorithm: it lacks download_bits, local_calls, rate_distortion, relative_work, secure_sums, "
-        "upload_bits, upload_parts, weighted_by_staleness; AlgorithmDefaults in narrowcast.extend has them: extend it",
+    "bare": (BARE, "bare:X", "is not an algorithm: it has to extend Algorithm"),
+    "lacking": (
+        "from pydantic import BaseModel\nfrom narrowcast.extend import Algorithm\nclass X(Algorithm, BaseModel): pass",
+        "lacking:X",
+        "is not an algorithm: it lacks broadcast, final, fold, init, init_clients, step, train",
+    ),
+    "former": (
+        "from narrowcast.extend import Averaging\nclass X(Averaging):\n    has_global_model: bool = False\n",
+        "former:X",
+        "X.has_global_model is now Traits.global_model; return it from traits (former.py, line 2)",
+    ),
+    "formerly": (
+        "from narrowcast.extend import Averaging\nclass X(Averaging):\n    @property\n"
+        "    def widens_model(self): return True\n",
+        "formerly:X",
+        "X.widens_model is now Traits.grows; return it from traits (formerly.py, line 2)",
+    ),
+    "unknown": (
+        "from narrowcast.extend import Averaging, Traits\nclass X(Averaging):\n"
+        "    traits = Traits(global_modle=False)\n",
+        "unknown:X",
+        "unexpected keyword argument 'global_modle' (unknown.py, line 3)",
+    ),
+    "untrue": (
+        "from narrowcast.extend import Averaging, Traits\nclass X(Averaging):\n    traits = Traits(grows='yes')\n",
+        "untrue:X",
+        "Traits.grows = 'yes'; give True or False (untrue.py, line 3)",
+    ),
+    "elsewhere": (
+        "from narrowcast.extend import Traits\nTraits(downloads='somewhere')\n",
+        "elsewhere:X",
+        "Traits.downloads = 'somewhere'; give one of alike, slices, by_client (elsewhere.py, line 2)",
+    ),
+    "mapped": (
+        "from typing import ClassVar\nfrom narrowcast.extend import Averaging\nclass X(Averaging):\n"
+        "    traits: ClassVar = {'grows': True}\n",
+        "mapped:X",
+        "X.traits is dict; give Traits of narrowcast.extend (mapped.py, line 3)",
     ),
 }
 

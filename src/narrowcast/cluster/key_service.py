@@ -9,8 +9,8 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from narrowcast.platform.contracts import SecureSums
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.secure_contracts import SecureSums
 from narrowcast.platform.types import Arrays, PayloadError
 
 

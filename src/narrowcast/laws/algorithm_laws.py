@@ -33,8 +33,8 @@ from narrowcast.laws.rehearsal import (
     task_of,
     train_everyone,
 )
-from narrowcast.platform.contract_checks import check_final
-from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, Task
+from narrowcast.platform.contract_checks import check_final, check_traits
+from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
@@ -96,7 +96,7 @@ class Trained:
     @property
     def coded(self) -> bool:
         """Return whether updates go through a codec."""
-        return bool(getattr(self.algorithm, "codec", ()))
+        return bool(self.algorithm.traits.codec)
 
     @cached_property
     def before(self) -> Arrays:
@@ -136,8 +136,9 @@ def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
     """Return each algorithm on each model that it trains."""
     found = {}
     for label, algorithm in algorithms.items():
+        check_traits(algorithm)
         for name, model in MODELS.items():
-            if name == "cnn" and (getattr(algorithm, "codec", None) or label in SERVER_FIELDS):
+            if name == "cnn" and (algorithm.traits.codec or label in SERVER_FIELDS):
                 continue  # what is sent of a network does not depend on how it was trained
             for training in TRAININGS.get(name, (None,)):
                 case = Trained(algorithm, model, training)
@@ -197,15 +198,15 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     """Look at the parameters and the bits of every round."""
     state = case.straight[-1].state
     assert state is not None
-    after, widens = case.algorithm.final(state.server), getattr(case.algorithm, "widens_model", False)
+    after, grows = case.algorithm.final(state.server), case.algorithm.traits.grows
     shapes = [{name: values.shape for name, values in each.items()} for each in (case.before, after)]
     check_final(case.algorithm, case.task.initial_parameters(), state.server)
-    same = {*shapes[0]} == {*shapes[1]} if widens else shapes[0] == shapes[1]
+    same = {*shapes[0]} == {*shapes[1]} if grows else shapes[0] == shapes[1]
     hold(same, f"parameters were {shapes[0]} and are {shapes[1]}")
     wanted = dtype_of(case.task.model)
     hold(all(values.dtype == wanted for values in after.values()), f"parameters are not {wanted}")
     # A model that grows may take more rounds than these until it is complete.
-    then, now = (case.algorithm.init(case.task), state.server) if widens else (case.before, after)
+    then, now = (case.algorithm.init(case.task), state.server) if grows else (case.before, after)
     changed = [name for name in now if name not in then or not np.array_equal(now[name], then[name])]
     hold(bool(changed), "no parameter has changed after five rounds")
     ledgers = [each.ledger for each in case.straight]
@@ -379,7 +380,7 @@ def sizes_known_before_training_are_exact(case: Trained) -> None:
     hold((predicted == ledger.examples).all(), "clients train on other numbers of examples than predicted")
     broadcast = case.algorithm.broadcast(case.algorithm.init(task), task, 1).arrays
     bits = case.algorithm.upload_bits(broadcast, task, everyone)
-    if type(case.algorithm).upload_bits is not AlgorithmDefaults.upload_bits:
+    if type(case.algorithm).upload_bits is not Algorithm.upload_bits:
         hold((bits is None) == case.coded, "bits are known in advance exactly without a codec")
     hold(bits is None or (bits == ledger.uplink_bits).all(), "clients send other numbers of bits than predicted")
 

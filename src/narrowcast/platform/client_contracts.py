@@ -1,15 +1,11 @@
-"""Contracts of the evaluation of clients, each on its own samples: of models, data sets, algorithms and executors."""
+"""Contracts of the evaluation of clients, each on its own samples: of models, data sets and executors."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from narrowcast.platform.types import Arrays, Chunk, ClientMeasures, FloatArray, IntArray
-
-if TYPE_CHECKING:
-    from narrowcast.platform.contracts import Broadcast, Model, Task
 
 ClientSplit = Literal["train", "validation", "test"]
 """A split of which clients have samples of their own."""
@@ -46,44 +42,6 @@ class HasClientSplits(Protocol):
 
     def examples_of(self, split: ClientSplit) -> IntArray:
         """Return the number of each client's own samples of a split, [U]; `UserError` if it has none by definition."""
-        ...
-
-
-@runtime_checkable
-class Personalises(Protocol):
-    """An `Algorithm` whose clients use a model other than the global one."""
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Return what the server sends in this round."""
-        ...
-
-    def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
-        """Return the parameters that each client of a chunk would use, [C, ...], or [1, ...] if they are the same.
-
-        They may be adapted on training samples, never on held-out ones. `chunk.state` is all that clients keep.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class OwnModel:
-    """The clients at `places` [k] of a chunk, which use a model other than the run's; parameters are [k, ...]."""
-
-    places: IntArray
-    model: Model
-    parameters: Arrays
-
-
-@runtime_checkable
-class HasOwnModels(Protocol):
-    """An `Algorithm` whose clients use models of several architectures; the metrics are those of the run's model."""
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Return what the server sends in this round."""
-        ...
-
-    def own_models(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[OwnModel]:
-        """Return the models that the clients of a chunk would use; each client is in one of them."""
         ...
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from narrowcast.platform.chunk_training import naming_round
-from narrowcast.platform.client_contracts import ClientSplit, HasOwnModels, OwnModel, Personalises
+from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.client_statistics import over_clients
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
@@ -47,7 +47,7 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
     """
     metrics: dict[str, FloatArray] = {}
     with naming_round(chunk.round_index, chunk.clients):
-        for part in _used(run, broadcast, chunk):
+        for part in run.algorithm.plain.own_models(broadcast, chunk, run.task):
             own = chunk.take(part.places)
             for split in splits:
                 measured = part.model.measure_clients(  # type: ignore[attr-defined] # see client_splits.py
@@ -57,18 +57,6 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
                     of_all = metrics.setdefault(f"{split}.{name}", np.full(len(chunk.clients), np.nan))
                     of_all[part.places] = values
     return ClientMeasures(chunk.index, metrics)
-
-
-def _used(run: Run, broadcast: Arrays, chunk: Chunk) -> Sequence[OwnModel]:
-    """Return the models that the clients of a chunk use."""
-    algorithm, task = _personalising(run), run.task
-    if isinstance(algorithm, HasOwnModels):
-        return algorithm.own_models(broadcast, chunk, task)
-    if algorithm is not None:
-        parameters = algorithm.personal(broadcast, chunk, task)
-    else:
-        parameters = {name: values[np.newaxis] for name, values in broadcast.items()}
-    return [OwnModel(np.arange(len(chunk.clients)), task.model, parameters)]
 
 
 def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str, FloatArray]:
@@ -81,7 +69,8 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
     if not splits:
         return {}
     everybody = np.arange(run.task.data.n_clients)
-    if (algorithm := _personalising(run)) is not None:
+    algorithm = run.algorithm.plain
+    if algorithm.personalises:
         broadcast = algorithm.broadcast(live.server, run.task, round_index + 1).arrays
         size, names = min(plan.chunk_size, _CLIENTS_AT_ONCE), set(population.arrays)
     else:
@@ -96,12 +85,6 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
     else:
         parts = measure(broadcast, chunks, splits)
     return {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
-
-
-def _personalising(run: Run) -> Personalises | HasOwnModels | None:
-    """Return the algorithm if its clients use models of their own; secure aggregation is around it."""
-    algorithm = getattr(run.algorithm, "algorithm", run.algorithm)
-    return algorithm if isinstance(algorithm, Personalises | HasOwnModels) else None
 
 
 def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, float]:

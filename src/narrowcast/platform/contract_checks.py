@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.contracts import Algorithm, Broadcast
+from narrowcast.platform.contracts import Algorithm, Broadcast, Traits
 from narrowcast.platform.errors import RunFailed, UserError, described
 from narrowcast.platform.plugins import is_own, line_of
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, LocalUpdates
@@ -71,15 +71,20 @@ def check_like(arrays: Any, wanted: Arrays, method: str, of: str, *, any_shape: 
             )
 
 
+def check_traits(algorithm: Algorithm) -> None:
+    """Raise `UserError` unless what a property `traits` returns are `Traits`."""
+    if not isinstance(traits := algorithm.traits, Traits):
+        raise UserError(f"{method_of(algorithm, 'traits')} returned {noun(traits)}; return Traits of narrowcast.extend")
+
+
 def check_step(algorithm: Algorithm, before: Arrays, after: Any) -> None:
     """Raise `UserError` unless the global parameters of the state after a step are like those before it.
 
     What else the state has may change, as it does with algorithms that have phases.
     """
     method = method_of(algorithm, "step")
-    widens = bool(getattr(algorithm, "widens_model", False))
     wanted = algorithm.final(before)
-    check_like(algorithm.final(check_arrays(after, method)), wanted, method, "init", any_shape=widens)
+    check_like(algorithm.final(check_arrays(after, method)), wanted, method, "init", any_shape=algorithm.traits.grows)
 
 
 def check_final(algorithm: Algorithm, parameters: Arrays, server: Arrays) -> Arrays:
@@ -89,7 +94,7 @@ def check_final(algorithm: Algorithm, parameters: Arrays, server: Arrays) -> Arr
     """
     method = method_of(algorithm, "final")
     final = check_arrays(algorithm.final(server), method)
-    if not getattr(algorithm, "has_global_model", True):
+    if not algorithm.traits.global_model:
         return final
     if more := [name for name in final if name not in parameters]:
         raise UserError(

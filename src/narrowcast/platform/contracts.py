@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, get_args
 
+import numpy as np
 from typing_extensions import TypeVar
 
 from narrowcast.platform.described import Described
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.secure_contracts import ClientKeyStore, SecureRounds
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import (
     Arrays,
@@ -22,9 +28,6 @@ from narrowcast.platform.types import (
     Payload,
     Profiles,
 )
-
-if TYPE_CHECKING:
-    from narrowcast.platform.secure_contracts import SecureSums
 
 Split = Literal["validation", "test"]
 
@@ -228,180 +231,286 @@ class LinkAllocation:
     downlink_bits_per_second: FloatArray
 
 
-@runtime_checkable
-class Radio(Protocol):
+class Radio(ABC):
     """The links between clients and server from round to round: a frozen model whose fields are its settings."""
 
+    @abstractmethod
     def share(
         self, profiles: Profiles, rate_distortion: RateDistortion | None, seed: int, round_index: int
     ) -> LinkAllocation:
         """Return the links of a cohort in this round; depends on the seed, the round and the clients alone."""
-        ...
 
+    @abstractmethod
     def download_seconds(self, bits: IntArray, rates: FloatArray) -> FloatArray:
         """Return the seconds until each client has received its download, [C]."""
-        ...
 
 
-class Algorithm(Protocol):
-    """A federated algorithm: both halves, and no state of its own.
+@dataclass(frozen=True)
+class OwnModel:
+    """The clients at `places` [k] of a chunk, which use a model other than the run's; parameters are [k, ...]."""
 
-    `rate_distortion`, `download_bits`, `upload_bits`, `relative_work`, `weighted_by_staleness`, `local_calls` with
-    `upload_parts`, and `secure_sums` are optional: an algorithm that derives from `AlgorithmDefaults` overrides those
-    that it offers. One whose clients all train the same model overrides `local_call` and `upload` instead.
-    """
+    places: IntArray
+    model: Model
+    parameters: Arrays
+
+
+class SecureSums(Protocol):
+    """Secure aggregation as the platform sees it: the keys' place, their bits, and the hooks around a round."""
 
     @property
-    def kind(self) -> str:
-        """The algorithm's name in the catalog."""
+    def keys_last(self) -> bool:
+        """Return whether a resumed run has the keys that it began with."""
         ...
+
+    def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
+        """Return each client's download besides the broadcast, [C]; `budget_bits` [C] as in `Chunk`."""
+        ...
+
+    def public_key_bits(self, task: Task) -> int:
+        """Return the size of the public key, which every client is sent once."""
+        ...
+
+    def key_store(self, answered: Path | None = None) -> ClientKeyStore:
+        """Return a new key store; for a process that is not the server's.
+
+        It remembers the rounds that it answers in the file `answered`; None: no longer than it lives.
+        """
+        ...
+
+    def key_store_process(self, answered: Path | None = None) -> AbstractContextManager[ClientKeyStore]:
+        """Start a key store in a process of its own on this machine; see `key_store`."""
+        ...
+
+    def rounds(self, key_store: ClientKeyStore, task: Task) -> SecureRounds:
+        """Return the server's side of one run."""
+        ...
+
+
+Downloads = Literal["alike", "slices", "by_client"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is to be known of an algorithm as its fields are set, besides what its methods return.
+
+    - `global_model`: `final` is a model that can be evaluated; False: what the server knows, and clients alone are.
+    - `downloads`: `alike`, of a cohort's messages the longest contains the others; `slices`, each client is sent a part
+      of its own of the model; `by_client`, each is sent a message that follows from what it has.
+    - `grows`: the global model may take shapes other than those that the model draws.
+    - `counts_draws`: a client that is drawn k times with replacement has k times its weight.
+    - `mean_unless`: the global model is a weighted mean of its clients' models, trained by plain steps, unless one of
+      these settings is made; each is named with whether it is. None: it never is.
+    - `trains_factors`: clients train by `train_factors` of their training.
+    - `codec`: the stages of uploads.
+    - `codes_row_lists`: uploads have lists of rows that negatives known to the receiver would shorten.
+    - `needs_each`: the setting, with its value, by which the server needs the change of each client; empty without one.
+    - `asks_rows`: clients ask the server for the rows that they touch.
+    """
+
+    global_model: bool = True
+    downloads: Downloads = "alike"
+    grows: bool = False
+    counts_draws: bool = False
+    mean_unless: Mapping[str, bool] | None = None
+    trains_factors: bool = False
+    codec: tuple[Any, ...] = ()
+    codes_row_lists: bool = False
+    needs_each: str = ""
+    asks_rows: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            wanted, noun = _TYPES.get(name, (bool, "True or False"))
+            if not isinstance(value, wanted):
+                raise UserError(f"Traits.{name} = {value!r}; give {noun}")
+        if self.downloads not in get_args(Downloads):
+            raise UserError(f"Traits.downloads = {self.downloads!r}; give one of {', '.join(get_args(Downloads))}")
+
+
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    "downloads": (str, "text"),
+    "mean_unless": (Mapping | None, "a mapping of settings, or None"),
+    "codec": (tuple, "the stages of uploads as a tuple"),
+    "needs_each": (str, "text"),
+}
+_NOW_TRAITS = {
+    "has_global_model": "global_model",
+    "sends_one_model": "downloads",
+    "widens_model": "grows",
+    "counts_draws": "counts_draws",
+    "averages_clients": "mean_unless",
+    "trains_factors": "trains_factors",
+    "codes_row_lists": "codes_row_lists",
+}
+"""Attributes of algorithms of versions before 0.3, and the traits that they have become."""
+
+
+class Algorithm(ABC):
+    """A federated algorithm: both halves, and no state of its own.
+
+    A subclass is a frozen model with a `kind`, and overrides what is abstract. The other methods are optional: each
+    stands here with what it returns for an algorithm that does not offer it. One whose clients all train the same model
+    by `task.training` overrides `local_call` and `upload`; one with several models in a round `local_calls` and
+    `upload_parts`. `traits` is a class variable, or a property where fields decide.
+    """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for name in _NOW_TRAITS.keys() & {*vars(cls), *vars(cls).get("__annotations__", {})}:
+            raise UserError(f"{cls.__name__}.{name} is now Traits.{_NOW_TRAITS[name]}; return it from traits")
+        if not isinstance(own := vars(cls).get("traits", Traits()), Traits | property):
+            raise UserError(f"{cls.__name__}.traits is {type(own).__name__}; give Traits of narrowcast.extend")
+
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str:
+            """The algorithm's name in the catalog."""
+
+    @property
+    def traits(self) -> Traits:
+        """What is to be known of this algorithm as its fields are set."""
+        return Traits()
+
+    @property
+    def plain(self) -> Algorithm:
+        """The algorithm that secure aggregation is around; itself without."""
+        return self
 
     def check(self, task: Task) -> None:
-        """Raise `UserError` if algorithm, model and data do not fit together."""
-        ...
+        """Raise `UserError` if algorithm, model and data do not fit together; all do by default."""
+        del task
 
+    def check_cohort(self, clients: int) -> None:
+        """Raise `UserError` if rounds of so many clients are too small; none are by default."""
+        del clients
+
+    @abstractmethod
     def init(self, task: Task) -> Arrays:
         """Return the server state before round 1."""
-        ...
 
+    @abstractmethod
     def init_clients(self, task: Task) -> Arrays:
         """Return the state that every client keeps between rounds, [U, ...] each; zeros may be a broadcast zero."""
-        ...
 
+    # Server half
+
+    @abstractmethod
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Return what the server sends in this round."""
-        ...
 
     def download_bits(
         self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
-        """Return the bits that each recipient downloads, [C]; None if `Broadcast.full` and `update` say it."""
-        ...
+        """Return the bits that each recipient downloads, [C]; None, the default, if the broadcast says it."""
+        del server, broadcast, task, recipients
+        return None
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Return the client half: train the clients of a chunk, and encode and sum up their uploads."""
-        ...
-
+    @abstractmethod
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Return the sum of the chunks' partial sums, taken in the order of the chunks."""
-        ...
 
+    @abstractmethod
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return the server half: the state after this round, from the sum over all chunks."""
-        ...
+        """Return the state after this round, from the sum over all chunks."""
 
+    @abstractmethod
     def final(self, server: Arrays) -> Arrays:
         """Return the global parameters that a server state stands for."""
-        ...
-
-    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
-        """Return what the link allocation may know of the cohort's updates; None if uploads do not follow budgets."""
-        ...
-
-    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """Return the bits that each client will send if nothing limits it, [C]; None if only the training can tell."""
-        ...
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
-        """Return a partial sum with its updates times `factor` and their weights unchanged; None if that is undefined.
+        """Return a partial sum with its updates times `factor` and their weights unchanged; None, the default, if not.
 
         An empty partial sum asks whether it is defined.
         """
-        ...
+        del partial, factor
+        return None
 
-    def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray | None:
-        """Return each client's work on one sample, relative to that on the whole model, [C]; None if all do 1."""
-        ...
+    def sum_layout(self, task: Task, cohort: int) -> Any:
+        """Return the `SumLayout` of rounds of at most `cohort` clients, for secure aggregation.
 
-    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[LocalCall] | None:
-        """Return the local training that `train` begins with; None if this model is trained by another program.
-
-        Each client of the chunk is in the chunk of one of the calls, which may differ in model, start and terms.
+        It is None, the default, if the server needs more than a sum.
         """
-        ...
-
-    def upload_parts(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
-        """Return the rest of `train` after `local_calls`: what the clients send and keep, in the chunk's order."""
-        ...
+        del task, cohort
+        return None
 
     @property
     def secure_sums(self) -> SecureSums | None:
         """The protection of this algorithm's sums from the server; None without secure aggregation."""
-        ...
-
-
-class AlgorithmDefaults:
-    """The optional methods of `Algorithm` for an algorithm that does not offer them."""
-
-    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
-        """Return None: uploads do not follow budgets."""
-        del task, cohort
         return None
 
-    def download_bits(
-        self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
-    ) -> IntArray | None:
-        """Return None: downloads are those of the broadcast."""
-        del server, broadcast, task, recipients
-        return None
+    # Client half
 
-    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """Return None: the size of an upload is known only after the training."""
-        del broadcast, task, clients
-        return None
-
-    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
-        """Return None: updates cannot be weighted by their staleness."""
-        del partial, factor
-        return None
-
-    def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray | None:
-        """Return None: every client trains the whole model."""
-        del broadcast, task, clients
-        return None
+    @abstractmethod
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train the clients of a chunk, and encode and sum up their uploads."""
 
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[LocalCall] | None:
-        """Return the one call of `local_call`, or None without it."""
+        """Return the local training that `train` begins with; None if this model is trained by another program.
+
+        Each client of the chunk is in the chunk of one of the calls, which may differ in model, start and terms. By
+        default it is the one call of `local_call`.
+        """
         call = self.local_call(broadcast, chunk, task)
         return None if call is None else (call,)
 
     def upload_parts(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
-        """Return the result of `upload` for the one call of `local_call`."""
+        """Return the rest of `train` after `local_calls`: what the clients send and keep, in the chunk's order."""
         return self.upload(broadcast, chunk, task, *updates)
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
-        """Return None: `train` is one program of its own; else the local training of all clients of the chunk."""
+        """Return the local training of all clients of the chunk; None, the default, if `train` has its own program."""
         del broadcast, chunk, task
         return None
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Raise: an algorithm that has `local_call` has to have this too."""
+        """Return the rest of `train` after `local_call`, which an algorithm that has it has to have too."""
         raise NotImplementedError(f"{type(self).__name__} has local_call and lacks upload")
 
-    @property
-    def codes_row_lists(self) -> bool:
-        """False: no upload has a list of rows that negatives known to the receiver would shorten."""
-        return False
+    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
+        """Return what the link allocation may know of the cohort's updates.
 
-    @property
-    def widens_model(self) -> bool:
-        """False: the global model keeps the shapes that the model draws."""
-        return False
-
-    @property
-    def averages_clients(self) -> bool:
-        """False: the global model is not always a weighted mean of its clients' models, trained by plain steps."""
-        return False
-
-    @property
-    def counts_draws(self) -> bool:
-        """False: a client that is drawn several times with replacement has the weight of one draw."""
-        return False
-
-    @property
-    def secure_sums(self) -> SecureSums | None:
-        """None: the server sees the partial sums of the chunks."""
+        It is None, the default, if uploads do not follow budgets.
+        """
+        del task, cohort
         return None
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """Return the bits that each client will send if nothing limits it, [C].
+
+        It is None, the default, if only the training can tell.
+        """
+        del broadcast, task, clients
+        return None
+
+    def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray | None:
+        """Return each client's work on one sample, relative to that on the whole model, [C]; None: all do 1."""
+        del broadcast, task, clients
+        return None
+
+    # Evaluation of clients
+
+    @property
+    def personalises(self) -> bool:
+        """Whether clients use models other than the global one: a subclass has `personal` or `own_models`."""
+        own = type(self)
+        return (own.personal, own.own_models) != (Algorithm.personal, Algorithm.own_models)
+
+    def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
+        """Return the parameters that each client of a chunk would use, [C, ...], or [1, ...] if they are the same.
+
+        They may be adapted on training samples, never on held-out ones. `chunk.state` is all that clients keep. Without
+        an override `broadcast` is the global model, which all of them use.
+        """
+        del chunk, task
+        return {name: values[np.newaxis] for name, values in broadcast.items()}
+
+    def own_models(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[OwnModel]:
+        """Return the models that the clients of a chunk would use; each client is in one of them.
+
+        Their metrics are those of the run's model. By default that is the model of all, with `personal` parameters.
+        """
+        return [OwnModel(np.arange(len(chunk.clients)), task.model, self.personal(broadcast, chunk, task))]
 
 
 class Executor(Protocol):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from narrowcast.platform.contracts import Broadcast, Recipients
-from narrowcast.platform.secure_contracts import SecureSums
+from narrowcast.platform.contracts import Broadcast, Recipients, SecureSums
 from narrowcast.platform.state import LiveState
 from narrowcast.platform.types import IntArray
 

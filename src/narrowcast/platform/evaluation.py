@@ -14,7 +14,7 @@ from narrowcast.platform.types import Arrays, FloatArray, hash_arrays
 def evaluate(live: LiveState) -> dict[str, float]:
     """Return the metrics of both held-out splits, named `validation.METRIC` and `test.METRIC`, of the global model."""
     task = live.run.task
-    if not getattr(live.run.algorithm, "has_global_model", True):
+    if not live.run.algorithm.traits.global_model:
         return {}
     return metrics_of(task, live.run.algorithm.final(live.server), live.population.arrays)
 

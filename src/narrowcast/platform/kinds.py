@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError, core_schema
+from typing_extensions import is_protocol
 
 from narrowcast.platform import plugins
 from narrowcast.platform.errors import UserError
@@ -27,16 +28,14 @@ class Registry(Mapping[str, type[BaseModel]]):
 
     A class of the catalog stands there itself, or as `module:Class` below `narrowcast`, imported when it is named.
     A field is typed with it as `Annotated[Contract, REGISTRY]`. It takes a section with a `kind`, a kind alone, or an
-    object. `default` is the kind of a section that names none; `optional` has the members of the contract that a class
-    may inherit from it. Values of classes from outside the catalog are written with the kind that finds the class
-    again.
+    object. `default` is the kind of a section that names none. Values of classes from outside the catalog are written
+    with the kind that finds the class again.
     """
 
     name: str
     contract: type
     kinds: Mapping[str, type[BaseModel] | str]
     default: str | None = None
-    optional: type | None = None
 
     def __getitem__(self, kind: str) -> type[BaseModel]:
         found = self.kinds[kind]
@@ -80,12 +79,11 @@ class Registry(Mapping[str, type[BaseModel]]):
         article = "an" if self.name[0] in "aeiou" else "a"
         if not (isinstance(found, type) and issubclass(found, BaseModel)):
             raise UserError(f"{spec} is not a pydantic model, as {article} {self.name} has to be")
-        if issubclass(self.contract, BaseModel) and not issubclass(found, self.contract):
+        is_base = not is_protocol(self.contract)
+        if is_base and not issubclass(found, self.contract):
             raise UserError(f"{spec} is not {article} {self.name}: it has to extend {self.contract.__name__}")
-        if missing := sorted(members(self.contract) - _members_of(found)):
-            base = self.optional if self.optional and members(self.optional).issuperset(missing) else None
-            advice = f"; {base.__name__} in narrowcast.extend has them: extend it" if base else ""
-            raise UserError(f"{spec} is not {article} {self.name}: it lacks {', '.join(missing)}{advice}")
+        if missing := found.__abstractmethods__ if is_base else members(self.contract) - _members_of(found):
+            raise UserError(f"{spec} is not {article} {self.name}: it lacks {', '.join(sorted(missing))}")
         if not found.model_config.get("frozen") or found.model_config.get("extra") != "forbid":
             raise UserError(f'{spec} needs model_config = ConfigDict(frozen=True, extra="forbid")')
         field = found.model_fields.get("kind")
@@ -223,4 +221,5 @@ def spec_of(found: type) -> str:
 
 
 def _members_of(found: Any) -> set[str]:
-    return {*dir(found), *getattr(found, "model_fields", ())}
+    fields = found.model_fields if isinstance(found, type) and issubclass(found, BaseModel) else ()
+    return {*dir(found), *fields}

@@ -96,7 +96,7 @@ def said(error: BaseException) -> str:
     where, trace, of_user = "", error.__traceback__, False
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith("<frozen") and Path(file).parent.name not in ("importlib", "platform"):
+        if not file.startswith("<") and Path(file).parent.name not in ("importlib", "platform"):
             is_own = not _is_installed(Path(file)) and not Path(file).is_relative_to(Path(__file__).parents[1])
             if is_own or not of_user:
                 where, of_user = f" ({Path(file).name}, line {trace.tb_lineno})", is_own
@@ -152,6 +152,8 @@ def record(module: str) -> None:
 
 
 def _is_installed(file: Path) -> bool:
+    if not {"site-packages", "dist-packages"}.isdisjoint(file.parts):  # an environment may add those of another
+        return True
     return any(file.is_relative_to(sysconfig.get_path(each)) for each in ("purelib", "platlib", "stdlib"))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from narrowcast.platform.client_splits import check_client_evaluation
+from narrowcast.platform.contract_checks import check_traits
 from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.plan import Plan
@@ -30,6 +30,7 @@ class Run:
     @one_thread()
     def check(self) -> None:
         """Raise `UserError` if model, training, algorithm, data and plan do not fit together."""
+        check_traits(self.algorithm)
         self.task.model.check(self.task.data)
         self.task.training.check(self.task)
         self.algorithm.check(self.task)
@@ -44,11 +45,11 @@ class Run:
         return replace(self, plan=Plan.model_construct(**fields))
 
     def _check_factors(self) -> None:
-        """Raise `UserError` if the training is one of factors and the algorithm, which others may wrap, is not."""
-        algorithm, training = getattr(self.algorithm, "algorithm", self.algorithm), self.task.training
-        if hasattr(training, "train_factors") and not getattr(algorithm, "trains_factors", False):
+        """Raise `UserError` if the training is one of factors and the algorithm is not."""
+        training = self.task.training
+        if hasattr(training, "train_factors") and not self.algorithm.traits.trains_factors:
             raise UserError(
-                f"algorithm.kind = {algorithm.kind} does not train {self.task.model.kind} by {training.kind}; use "
+                f"algorithm.kind = {self.algorithm.kind} does not train {self.task.model.kind} by {training.kind}; use "
                 "fedmavg or sfmf"
             )
 
@@ -57,21 +58,17 @@ class Run:
         statistics = getattr(self.task.model, "statistics", "refuse")
         if statistics == "refuse":
             return
-        algorithm: Any = getattr(self.algorithm, "algorithm", self.algorithm)
         setting = f"model.statistics = {statistics}"
-        if not getattr(algorithm, "averages_clients", False):
+        if (settings := self.algorithm.traits.mean_unless) is None:
             raise UserError(
-                f"{setting}: algorithm.kind = {algorithm.kind} has no place for what training moves besides the "
+                f"{setting}: algorithm.kind = {self.algorithm.kind} has no place for what training moves besides the "
                 "parameters; use fedavg or fedprox"
             )
         if statistics == "local":
             return
         others = {
-            "algorithm.codec": bool(algorithm.codec),
-            "algorithm.server_optimizer": algorithm.server_optimizer is not None,
-            "algorithm.server_learning_rate above 1": algorithm.server_learning_rate > 1,
-            "algorithm.download": algorithm.download is not None,
-            "secure": algorithm is not self.algorithm,
+            **settings,
+            "secure": self.algorithm.secure_sums is not None,
             "schedule = buffered": self.plan.schedule.kind == "buffered",
         }
         if some := [name for name, there in others.items() if there]:
@@ -84,15 +81,14 @@ class Run:
         """Raise `UserError` if the plan does not fit the clients, or needs what the algorithm does not offer."""
         plan, algorithm, task = self.plan, self.algorithm, self.task
         plan.availability.check(task.data.n_clients)
-        if (check_cohort := getattr(algorithm, "check_cohort", None)) is not None:
-            check_cohort(min(plan.clients_per_round, task.data.n_clients))
+        algorithm.check_cohort(min(plan.clients_per_round, task.data.n_clients))
         buffered = plan.schedule.kind == "buffered"
         if buffered and algorithm.weighted_by_staleness({}, 1.0) is None:
             raise UserError(
                 f"schedule = buffered: {algorithm.kind} as set here cannot count stale updates less; use fedavg or "
                 "fedprox without an aggregator"
             )
-        if plan.replacement and not getattr(algorithm, "counts_draws", False):
+        if plan.replacement and not algorithm.traits.counts_draws:
             raise UserError(
                 f"replacement = true: {algorithm.kind} as set here counts every client once; use fedavg, fedprox, "
                 "fednova or qffl, without an aggregator and secure sums"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
-
-if TYPE_CHECKING:
-    from narrowcast.platform.contracts import Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, PayloadError
 
 
 class ClientKeyStore(Protocol):
@@ -43,38 +40,6 @@ class SecureRounds(Protocol):
 
         If too few clients delivered, no sum is opened and no client counts as delivered.
         """
-        ...
-
-
-class SecureSums(Protocol):
-    """Secure aggregation as the platform sees it: the keys' place, their bits, and the hooks around a round."""
-
-    @property
-    def keys_last(self) -> bool:
-        """Return whether a resumed run has the keys that it began with."""
-        ...
-
-    def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
-        """Return each client's download besides the broadcast, [C]; `budget_bits` [C] as in `Chunk`."""
-        ...
-
-    def public_key_bits(self, task: Task) -> int:
-        """Return the size of the public key, which every client is sent once."""
-        ...
-
-    def key_store(self, answered: Path | None = None) -> ClientKeyStore:
-        """Return a new key store; for a process that is not the server's.
-
-        It remembers the rounds that it answers in the file `answered`; None: no longer than it lives.
-        """
-        ...
-
-    def key_store_process(self, answered: Path | None = None) -> AbstractContextManager[ClientKeyStore]:
-        """Start a key store in a process of its own on this machine; see `key_store`."""
-        ...
-
-    def rounds(self, key_store: ClientKeyStore, task: Task) -> SecureRounds:
-        """Return the server's side of one run."""
         ...
 
 

@@ -43,7 +43,7 @@ def _experiment(experiment: Experiment, replicas: int) -> Iterator[tuple[str, st
     task = run.task
     yield "data", data_line(task.data)
     yield "model", f"{experiment.model.kind}, {_numbers(state.server):,} parameters of the server"
-    codec = [stage.kind for stage in getattr(experiment.algorithm, "codec", None) or ()]
+    codec = [stage.kind for stage in experiment.algorithm.traits.codec]
     yield "algorithm", experiment.algorithm.kind + (f", uploads by {' + '.join(codec)}" if codec else "")
     yield "training", f"{experiment.training.kind}, {task.training.mode(task)}"
     clients = min(experiment.clients_per_round, task.data.n_clients)

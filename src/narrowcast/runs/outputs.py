@@ -19,7 +19,6 @@ from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import write_atomically
-from narrowcast.platform.client_contracts import HasOwnModels, Personalises
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.disk import disk, make_folders, sync_all
 from narrowcast.platform.evaluation import model_sha256
@@ -94,7 +93,7 @@ def labels(experiment: Experiment, task: Task) -> dict[str, Any]:
 
 def personal_entry(experiment: Experiment) -> dict[str, bool]:
     """Return the entry of `result.json` that clients have models of their own, empty if they use the global one."""
-    return {"personal": True} if isinstance(experiment.algorithm, Personalises | HasOwnModels) else {}
+    return {"personal": True} if experiment.algorithm.personalises else {}
 
 
 def baselines_entry(measuring: Any, *data: Any) -> dict[str, Any]:

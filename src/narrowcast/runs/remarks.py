@@ -50,7 +50,7 @@ def remarks(experiment: Experiment, task: Task, state: RunState) -> Iterator[str
             "follow from seed; set client_seed to a number of their own if somebody who knows seed must not follow them"
         )
     shapes = {name: values.shape for name, values in state.server.items()}
-    for place, stage in enumerate(getattr(experiment.algorithm, "codec", None) or ()):
+    for place, stage in enumerate(experiment.algorithm.traits.codec):
         if isinstance(stage, Factored) and not stage.factored(shapes):
             yield (
                 f"algorithm.codec.{place}: no matrix of the model is smaller as two factors of rank {stage.rank}, so "

@@ -168,7 +168,7 @@ class Result(FinishedRun[ResultFile]):
         name for matrix factorisation, whose user factors never leave the clients.
         """
         model, algorithm = self.config.model, self.config.algorithm
-        if not getattr(algorithm, "has_global_model", True):
+        if not algorithm.traits.global_model:
             raise UserError(
                 f"{self.name}: clients of {algorithm.kind} have models of their own, and there is no global one"
             )

@@ -283,7 +283,7 @@ class _RunVerification:
             return
         with one_thread():
             found = metrics_of(run.task, model, {})
-        if getattr(self.experiment.algorithm, "has_global_model", True):
+        if self.experiment.algorithm.traits.global_model:
             there = {name: value for name, value in evaluation(self.journal.rounds[-1]).items() if name in found}
             yield measured_check(MODEL, "measured again: each metric against the last round", found, there)
         if begun.clients:

@@ -72,7 +72,7 @@ def try_round(experiment: Experiment, task: Task) -> None:
         check_step(algorithm, server, stepped)
     with _tried(algorithm, "final"):
         final = check_final(algorithm, parameters, stepped)
-    if getattr(algorithm, "has_global_model", True):
+    if algorithm.traits.global_model:
         with _tried(model, "evaluate"):
             check_metrics(model.evaluate(final, clients, task.data, "validation"), method_of(model, "evaluate"))
 

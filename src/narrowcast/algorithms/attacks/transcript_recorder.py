@@ -131,7 +131,7 @@ class TranscriptRecorder:
     def _readable(self, client: int, result: ChunkResult, columns: NDArray[np.bool_]) -> ReadableUpload:
         """Return an upload as the server reads it; float32 rows by way of their bytes, whose length is checked."""
         upload, algorithm = _rows_of(client, result.partial), self.algorithm
-        if getattr(algorithm, "codec", ()):
+        if algorithm.traits.codec:
             return upload
         layout: RowLayout = getattr(algorithm, "rows", "touched")
         mask = getattr(algorithm, "aggregation", "") != "weighted"

@@ -12,7 +12,7 @@ from narrowcast.algorithms.channel.downlink import Downlink, Unicast
 from narrowcast.algorithms.channel.fixed import Fixed
 from narrowcast.algorithms.channel.links import Channel
 from narrowcast.algorithms.channel.regions import Independent
-from narrowcast.platform.contracts import LinkAllocation, RateDistortion
+from narrowcast.platform.contracts import LinkAllocation, Radio, RateDistortion
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.section import Section
@@ -50,7 +50,7 @@ ALLOCATIONS = Registry(
 )
 
 
-class CellRadio(Section):
+class CellRadio(Radio, Section):
     """The links of a cell. Without `upload_seconds` uploads have no budget; with it, a round's uploads share that time.
 
     Then `allocation` gives each client the bits that it may send within the channel's rate region in `upload_seconds`,

@@ -44,7 +44,7 @@ from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent
 from narrowcast.algorithms.uploads.partial_sums import RowSum, add_up
 from narrowcast.algorithms.uploads.row_uploads import Rows, RowSending, train_and_send_rows
-from narrowcast.platform.contracts import Broadcast, RateDistortion, Task
+from narrowcast.platform.contracts import Broadcast, RateDistortion, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
@@ -107,9 +107,9 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
             )
 
     @property
-    def codes_row_lists(self) -> bool:
-        """True: uploads are touched rows through a codec."""
-        return True
+    def traits(self) -> Traits:
+        """Uploads are touched rows through a codec."""
+        return replace(super().traits, codec=self.codec, codes_row_lists=True)
 
     def init(self, task: Task) -> Arrays:
         """Return Q, and the change that the last round made to it: none."""

@@ -7,6 +7,7 @@ server's model, y_u client u's, F_u its mean loss at x, lambda_u its share of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from narrowcast.algorithms.federated.loss_reporting import LossReporting
 from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, refuse_weights
-from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, LocalUpdates
 
 _MIXTURE = OPTIMIZER.name("mixture")
@@ -42,9 +43,9 @@ class AFL(LossReporting):
     weights: Weights = "equal"
 
     @property
-    def counts_draws(self) -> bool:
-        """False: the mixture weighs the clients."""
-        return False
+    def traits(self) -> Traits:
+        """A client counts once: the mixture weighs the clients."""
+        return replace(super().traits, counts_draws=False)
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for other weights than those of the mixture."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Annotated, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from narrowcast.algorithms.codecs.wire import varint
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Recipients, Task
+from narrowcast.platform.contracts import Algorithm, Broadcast, Downloads, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.section import Section
@@ -207,16 +207,25 @@ Download = Annotated[
 ]
 
 
-class _HasDownload(Protocol):
-    @property
-    def download(self) -> CodedDownload | None: ...
-
-
-class SizesDownloads(AlgorithmDefaults):
+class SizesDownloads(Algorithm):
     """An algorithm with a field `download`, which may code what its clients are sent."""
 
+    if TYPE_CHECKING:
+
+        @property
+        def download(self) -> CodedDownload | None:
+            """The field."""
+
+    @property
+    def traits(self) -> Traits:
+        """Downloads differ by client with a history, and with rows that clients ask for."""
+        if self.download is None:
+            return super().traits
+        downloads: Downloads = "by_client" if self.download.differs_by_client else "alike"
+        return replace(super().traits, downloads=downloads, asks_rows=self.download.rows == "touched")
+
     def download_bits(
-        self: _HasDownload, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
+        self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
         """Return the size of what each recipient is sent, [C]; None for what the broadcast says."""
         if self.download is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -18,22 +19,25 @@ from narrowcast.algorithms.federated.whole_model import broadcast_all, model_of
 from narrowcast.algorithms.local_training.factor_updates import TrainsFactors
 from narrowcast.algorithms.uploads.factor_uploads import FactorUploads
 from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, add_up
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Task
+from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.masked_factorisation import ROW_FACTORS, MaskedFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray
 
 
-class FactorAveraging(SizesDownloads, AlgorithmDefaults, BaseModel, ABC):
+class FactorAveraging(SizesDownloads, BaseModel, ABC):
     """The server holds W [N, K]; a subclass says who sends with which weights, and how W moves by the sum."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    trains_factors: ClassVar[bool] = True
-
     rows: RowLayout = "all"
     codec: Stages = ()
     download: Download = None
+
+    @property
+    def traits(self) -> Traits:
+        """Clients train factors, and what they send goes through the codec."""
+        return replace(super().traits, trains_factors=True, codec=self.codec)
 
     @abstractmethod
     def sending_weights(self, chunk: Chunk, task: Task) -> FloatArray:
@@ -47,14 +51,14 @@ class FactorAveraging(SizesDownloads, AlgorithmDefaults, BaseModel, ABC):
         """Raise `UserError` for another model or training, and for rows that cannot be sent in its type."""
         if not isinstance(task.model, MaskedFactorisation) or not isinstance(task.training, TrainsFactors):
             raise UserError(
-                f"algorithm.kind = {self.kind} trains masked_factorisation by alternating_gradient or rating_sgd, not "  # type: ignore[attr-defined]
+                f"algorithm.kind = {self.kind} trains masked_factorisation by alternating_gradient or rating_sgd, not "
                 f"{task.model.kind} by {task.training.kind}; use data.kind = explicit_ratings or sample_columns"
             )
         if self.rows == "touched" and task.model.dtype == "float64":
             raise UserError("algorithm.rows = touched sends float32; use model.dtype = float32, or rows = all")
         if self.download is not None and self.download.rows == "touched":
             raise UserError(
-                f"algorithm.download.rows = touched asks for rows of items, which {self.kind} does not; "  # type: ignore[attr-defined]
+                f"algorithm.download.rows = touched asks for rows of items, which {self.kind} does not; "
                 "use download.rows = all"
             )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from narrowcast.algorithms.federated.whole_model import WholeModel, broadcast_al
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, Weights, add_up, tensor_weights
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
-from narrowcast.platform.contracts import Broadcast, LocalCall, Task
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
@@ -54,9 +55,20 @@ class Averaging(SizesDownloads, WholeModel):
     download: Download = None
 
     @property
-    def counts_draws(self) -> bool:
-        """True without an aggregator: a client drawn k times has k times its weight in the mean."""
-        return self.aggregator is None
+    def traits(self) -> Traits:
+        """A client drawn k times has k times its weight in the mean; an aggregator needs the change of each."""
+        needs_each = f"aggregator = {self.aggregator.kind}" if self.aggregator else ""  # type: ignore[attr-defined]
+        return replace(super().traits, counts_draws=self.aggregator is None, needs_each=needs_each)
+
+    @property
+    def unlike_mean(self) -> dict[str, bool]:
+        """Whether each setting is made by which x is no mean of the clients' models: `Traits.mean_unless`."""
+        return {
+            "algorithm.codec": bool(self.codec),
+            "algorithm.server_optimizer": self.server_optimizer is not None,
+            "algorithm.server_learning_rate above 1": self.server_learning_rate > 1,
+            "algorithm.download": self.download is not None,
+        }
 
     def check(self, task: Task) -> None:
         """Raise `UserError` if clients are to ask for rows, which networks have not."""
@@ -196,6 +208,6 @@ class FedAvg(Averaging):
     kind: Literal["fedavg"] = "fedavg"
 
     @property
-    def averages_clients(self) -> bool:
-        """True: clients train whole models by plain steps."""
-        return True
+    def traits(self) -> Traits:
+        """Clients train whole models by plain steps."""
+        return replace(super().traits, mean_unless=self.unlike_mean)

@@ -6,6 +6,7 @@ Letters: x the server's model, y_u client u's, g_u the gradient of its loss at i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from narrowcast.algorithms.uploads.client_loop import chunk_result, of_clients, 
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, refuse_weights, tensor_weights
 from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL, PrefixedArrays
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import Task, Traits
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
 _H = PrefixedArrays(OPTIMIZER.name("h/"))
@@ -46,9 +47,9 @@ class FedDyn(Averaging):
     aggregator: None = Field(None, description="none: h follows the mean change")
 
     @property
-    def counts_draws(self) -> bool:
-        """False: h is the mean of all g_u, which move once a round."""
-        return False
+    def traits(self) -> Traits:
+        """A client counts once: h is the mean of all g_u, which move once a round."""
+        return replace(super().traits, counts_draws=False)
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for other weights than those of the paper."""

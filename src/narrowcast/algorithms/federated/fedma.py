@@ -22,7 +22,7 @@ from narrowcast.algorithms.federated.slice_part import class_counts_of
 from narrowcast.algorithms.federated.whole_model import LocalThenUpload
 from narrowcast.algorithms.uploads.client_loop import Uploads, chunk_result, of_clients, zeros_of_clients
 from narrowcast.algorithms.uploads.tensor_uploads import finite_clients
-from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task
+from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import (
     HasHiddenUnits,
@@ -73,14 +73,9 @@ class FedMA(LocalThenUpload):
     head_rate: float = Field(1.0, gt=0, description="factor of the learning rate when the last layer is trained alone")
 
     @property
-    def sends_one_model(self) -> bool:
-        """False: each client is sent the places of its own units."""
-        return False
-
-    @property
-    def widens_model(self) -> bool:
-        """True: the global model has units that not all clients have."""
-        return True
+    def traits(self) -> Traits:
+        """Each client is sent the places of its own units; the global model has units that not all clients have."""
+        return replace(super().traits, downloads="slices", grows=True)
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for codecs, and for models or starts whose layers cannot be matched."""

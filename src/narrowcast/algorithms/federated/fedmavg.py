@@ -7,6 +7,7 @@ H_p those of client p, omega_p its weight, m the number of draws of senders.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from pydantic import Field
 from narrowcast.algorithms.federated.factor_averaging import FactorAveraging
 from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.uploads.partial_sums import TensorSum
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.masked_factorisation import ROW_FACTORS
 from narrowcast.platform.seeds import generator
@@ -53,9 +54,9 @@ class FedMAvg(FactorAveraging):
             )
 
     @property
-    def counts_draws(self) -> bool:
-        """True if every client of the round sends: one that is drawn k times has k times its weight."""
-        return self.senders is None
+    def traits(self) -> Traits:
+        """One that is drawn k times has k times its weight, if every client of the round sends."""
+        return replace(super().traits, counts_draws=self.senders is None)
 
     def sending_weights(self, chunk: Chunk, task: Task) -> FloatArray:
         """Return the weights of the chunk's clients in the mean, [C]; 0 for one that does not send."""

@@ -22,8 +22,7 @@ from narrowcast.algorithms.federated.client_networks import ClientNetworks, chec
 from narrowcast.algorithms.uploads.client_loop import chunk_result, zeros_of_clients
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, add_up, tensor_weights
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
-from narrowcast.platform.client_contracts import OwnModel
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Model, Task
+from narrowcast.platform.contracts import Algorithm, Broadcast, Model, OwnModel, Task, Traits
 from narrowcast.platform.data.features import rows_of_inputs
 from narrowcast.platform.data.public_set import held_by
 from narrowcast.platform.data.samples import Labelled, Samples
@@ -40,7 +39,7 @@ PARAMETERS, STARTED = "own/parameters", "own/started"
 """A client's parameters [U, row_length], and whether it has trained, [U]."""
 
 
-class FedMD(AlgorithmDefaults, BaseModel):
+class FedMD(Algorithm, BaseModel):
     """Clients send their networks' outputs for public samples, and are taught the mean of these by distillation.
 
     In a round from the second on, clients receive the mean outputs of the round before (the consensus), train on them
@@ -81,9 +80,9 @@ class FedMD(AlgorithmDefaults, BaseModel):
     codec: Stages = ()
 
     @property
-    def has_global_model(self) -> bool:
-        """False: the server holds mean outputs alone."""
-        return False
+    def traits(self) -> Traits:
+        """The server holds mean outputs alone, which go through the codec."""
+        return Traits(global_model=False, codec=self.codec)
 
     def check(self, task: Task) -> None:
         """Raise `UserError` without public samples, and for models whose outputs cannot be averaged."""

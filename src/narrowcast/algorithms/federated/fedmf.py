@@ -7,6 +7,7 @@ Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -32,7 +33,7 @@ from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
 from narrowcast.algorithms.uploads.partial_sums import Aggregation, RowSum, add_up
 from narrowcast.algorithms.uploads.row_uploads import RowSending, row_coding, train_and_send_rows
-from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Payload
@@ -79,9 +80,10 @@ class FedMF(SizesDownloads, BaseModel):
         return CodedChange(self.downlink_codec)
 
     @property
-    def codes_row_lists(self) -> bool:
-        """Return whether uploads are touched rows through a codec."""
-        return bool(self.codec) and self.rows == "touched"
+    def traits(self) -> Traits:
+        """Uploads have lists of rows if they are touched rows through a codec."""
+        lists = bool(self.codec) and self.rows == "touched"
+        return replace(super().traits, codec=self.codec, codes_row_lists=lists)
 
     def init(self, task: Task) -> Arrays:
         """Return Q, and the rows that the last round changed: none."""

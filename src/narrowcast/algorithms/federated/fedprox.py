@@ -13,7 +13,7 @@ from pydantic import Field
 
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.sum_layout import SumLayout
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import Task, Traits
 from narrowcast.platform.seeds import uniform_below, uniform_unit
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 
@@ -64,9 +64,9 @@ class FedProx(Proximal):
     kind: Literal["fedprox"] = "fedprox"
 
     @property
-    def averages_clients(self) -> bool:
-        """True: clients train whole models by plain steps and the proximal term."""
-        return True
+    def traits(self) -> Traits:
+        """Clients train whole models by plain steps and the proximal term."""
+        return replace(super().traits, mean_unless=self.unlike_mean)
 
     drop_partial: bool = Field(
         False, description="do not aggregate what these clients send, as FedAvg does in the paper's comparison"

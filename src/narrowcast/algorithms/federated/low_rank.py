@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,7 +21,7 @@ from narrowcast.algorithms.federated.low_rank_rows import RowForm
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.uploads.partial_sums import Aggregation, add_up
-from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.contracts import LocalCall, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
@@ -84,9 +85,9 @@ class LowRank(SizesDownloads, BaseModel, ABC):
         check_rank(self.rank, task.model)
 
     @property
-    def codes_row_lists(self) -> bool:
-        """Return whether uploads of matrix factorisation are touched rows through a codec."""
-        return bool(self.codec)
+    def traits(self) -> Traits:
+        """Uploads of matrix factorisation through a codec have lists of rows."""
+        return replace(super().traits, codec=self.codec, codes_row_lists=bool(self.codec))
 
     def init(self, task: Task) -> Arrays:
         """Return the model's parameters, and A = 0."""

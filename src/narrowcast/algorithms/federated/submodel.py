@@ -38,7 +38,7 @@ from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.joined_parts import joined_updates, joined_uploads
 from narrowcast.algorithms.uploads.partial_sums import TENSORS, TensorSum, Weights, add_up, tensor_weights
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Recipients, Task
+from narrowcast.platform.contracts import Algorithm, Broadcast, Downloads, LocalCall, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HasHiddenUnits, check_all_trained
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
@@ -46,7 +46,7 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, In
 _ROUND = DOWNLOAD.name("round")
 
 
-class Submodel(AlgorithmDefaults, BaseModel):
+class Submodel(Algorithm, BaseModel):
     """Clients train slices of the hidden units, and each entry moves by the mean of those that sent it.
 
     x += server_learning_rate * sum w_u (y_u - x) / sum w_u, entry by entry, over the clients whose slice has the entry
@@ -109,14 +109,10 @@ class Submodel(AlgorithmDefaults, BaseModel):
         return self
 
     @property
-    def counts_draws(self) -> bool:
-        """True: a client drawn k times has k times its weight in each mean."""
-        return True
-
-    @property
-    def sends_one_model(self) -> bool:
-        """Return whether the largest download of a cohort contains all others, so that one transmission serves all."""
-        return self.slices in NESTED
+    def traits(self) -> Traits:
+        """A client drawn k times has k times its weight; the largest of nested slices contains all others."""
+        downloads: Downloads = "alike" if self.slices in NESTED else "slices"
+        return Traits(counts_draws=True, downloads=downloads, codec=self.codec)
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models without hidden units, widths without a unit, and codecs with state."""

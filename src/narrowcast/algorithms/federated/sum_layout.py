@@ -1,13 +1,13 @@
 """The layout of the sum that an algorithm's server needs: which numbers clients add up, and which of them they send.
 
-An algorithm that declares it (`Summable`) can run under secure aggregation, which adds up integers unread.
+An algorithm that declares it, by `sum_layout`, can run under secure aggregation, which adds up integers unread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -82,15 +82,6 @@ class SumLayout:
     def zeros(self) -> dict[str, NDArray[Any]]:
         """Return the partial sum over no clients."""
         return {name: np.zeros(shape, dtype=kind) for name, (shape, kind) in self.shapes.items()}
-
-
-@runtime_checkable
-class Summable(Protocol):
-    """An algorithm whose server needs nothing but the sum of its clients' contributions."""
-
-    def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
-        """Return the layout for rounds of at most `cohort` clients; None where this task needs more than a sum."""
-        ...
 
 
 def largest_weight(task: Task, cohort: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -15,16 +16,21 @@ from narrowcast.algorithms.federated.coded_download import DOWNLOAD
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Task
+from narrowcast.platform.contracts import Algorithm, Broadcast, LocalCall, Task, Traits
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
 
 
-class LocalThenUpload(AlgorithmDefaults, BaseModel, ABC):
+class LocalThenUpload(Algorithm, BaseModel, ABC):
     """An algorithm whose client half is local training, then an upload of all values or through a codec."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     codec: Stages = ()
+
+    @property
+    def traits(self) -> Traits:
+        """What is sent goes through the codec."""
+        return replace(super().traits, codec=self.codec)
 
     @abstractmethod
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
@@ -46,9 +52,6 @@ class WholeModel(LocalThenUpload):
     """An algorithm whose server holds the model's parameters and nothing else, and sends them all in every round."""
 
     server_learning_rate: ServerLearningRate = 1.0
-
-    def check(self, task: Task) -> None:
-        """Accept every model."""
 
     def init(self, task: Task) -> Arrays:
         """Return the model's parameters."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
-from narrowcast.algorithms.federated.rank_policy import BandwidthRank, ChannelRank, UniformRank
-from narrowcast.algorithms.federated.sum_layout import SumLayout, Summable
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank, ChannelRank, RankPolicy, UniformRank
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.key_store_process import key_store_process
@@ -24,28 +24,28 @@ from narrowcast.algorithms.secure.protected_upload import UploadProtector
 from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.algorithms.secure.round_keys import ClientSecrets, RoundKeys
 from narrowcast.algorithms.secure.unmasking import SumOpener, protected_sums
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, RateDistortion, Recipients, Task
+from narrowcast.platform.contracts import Algorithm, Broadcast, RateDistortion, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.secure_contracts import ClientKeyStore
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class SecureAggregation(AlgorithmDefaults):
+class SecureAggregation(Algorithm):
     """`algorithm` with its sum protected by `scheme`, in rounds of at most `max_cohort` clients.
 
     Clients train as under the plain algorithm, one by one or as a batch; each rounds its own contribution to integers,
     protects and signs it. Chunks hold protected sums; `SumOpener` opens the round's.
     """
 
-    algorithm: Any
+    algorithm: Algorithm
     scheme: Protection
     max_cohort: int
 
     @property
     def kind(self) -> str:
         """The kind of the plain algorithm."""
-        return str(self.algorithm.kind)
+        return self.algorithm.kind
 
     @property
     def keys_last(self) -> bool:
@@ -53,15 +53,26 @@ class SecureAggregation(AlgorithmDefaults):
         return self.scheme.keys is not None
 
     @property
-    def _rank_policy(self) -> Any:
-        return getattr(self.algorithm, "rank_policy", None)
+    def plain(self) -> Algorithm:
+        """The algorithm that is protected."""
+        return self.algorithm
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the plain algorithm; but clients count once, and no negatives shorten what they send."""
+        return replace(self.algorithm.traits, counts_draws=False, codes_row_lists=False)
+
+    @property
+    def _rank_policy(self) -> RankPolicy | None:
+        return self.algorithm.rank_policy if isinstance(self.algorithm, SCoLR) else None
 
     def check(self, task: Task) -> None:
         """Raise a `UserError` if the updates cannot be added up, or if no sum could be opened."""
         self.algorithm.check(task)
-        if not isinstance(self._rank_policy, UniformRank | BandwidthRank | ChannelRank | None):
+        policy = self._rank_policy
+        if not isinstance(policy, UniformRank | BandwidthRank | ChannelRank | None):
             raise UserError(
-                f"algorithm.rank_policy = {self._rank_policy.kind}: secure chooses ranks before the training, by rules "
+                f"algorithm.rank_policy = {policy.kind}: secure chooses ranks before the training, by rules "
                 "of its own for uniform, bandwidth and channel; use one of these, or secure=none"
             )
         self.scheme.check(self.messages(task).fixed_point)
@@ -88,22 +99,24 @@ class SecureAggregation(AlgorithmDefaults):
 
     def _sum_layout(self, task: Task, cohort: int) -> SumLayout:
         """Return the layout that the algorithm declares; raise `UserError` if it needs more than a sum."""
-        if codec := getattr(self.algorithm, "codec", ()):
+        traits = self.algorithm.traits
+        if traits.codec:
             raise UserError(
-                f"secure: what algorithm.codec ({codec[0].kind}) sends cannot be added up under encryption; leave out "
-                "algorithm.codec and set secure.bits"
+                f"secure: what algorithm.codec ({traits.codec[0].kind}) sends cannot be added up under encryption; "
+                "leave out algorithm.codec and set secure.bits"
             )
-        if (aggregator := getattr(self.algorithm, "aggregator", None)) is not None:
+        if traits.needs_each:
             raise UserError(
-                f"secure: algorithm.aggregator = {aggregator.kind} needs the change of each client, which a sum hides; "
-                "leave out algorithm.aggregator, or set secure=none"
+                f"secure: algorithm.{traits.needs_each} needs the change of each client, which a sum hides; leave out "
+                f"algorithm.{traits.needs_each.partition(' ')[0]}, or set secure=none"
             )
-        if (download := getattr(self.algorithm, "download", None)) is not None and download.rows == "touched":
+        if traits.asks_rows:
             raise UserError(
                 "secure hides the rows that a client touches, and algorithm.download.rows = touched asks for them; use "
                 "download.rows = all"
             )
-        if isinstance(self.algorithm, Summable) and (layout := self.algorithm.sum_layout(task, cohort)):
+        layout: SumLayout | None = self.algorithm.sum_layout(task, cohort)
+        if layout is not None:
             return layout
         raise UserError(
             f"secure: {self.kind} on {task.model.kind} needs more than the weighted sum of the clients' updates, or "
@@ -116,13 +129,14 @@ class SecureAggregation(AlgorithmDefaults):
 
     def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
         """Return each client's error at each size of its protected update; None unless ranks follow the channel."""
-        if not isinstance(self._rank_policy, ChannelRank) or not len(cohort):
+        algorithm = self.algorithm
+        if not (isinstance(algorithm, SCoLR) and isinstance(algorithm.rank_policy, ChannelRank) and len(cohort)):
             return None
         messages = self.messages(task)
         bits = messages.most_bits_at_rank()[1:] + messages.most_protocol_bits(len(cohort))
         shape = len(cohort), len(bits)
         errors = len(bits) / np.arange(1.0, len(bits) + 1) - 1  # as `channel.joint`, with finely rounded values
-        weight = self.algorithm.expected_values(task, cohort)
+        weight = algorithm.expected_values(task, cohort)
         curves = DistortionCurves.of(np.broadcast_to(bits, shape), np.broadcast_to(errors, shape), weight)
         return RateDistortion(np.full(len(cohort), bits[0]), curves)
 
@@ -142,13 +156,11 @@ class SecureAggregation(AlgorithmDefaults):
         self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
         """Return the plain algorithm's."""
-        bits: IntArray | None = self.algorithm.download_bits(server, broadcast, task, recipients)
-        return bits
+        return self.algorithm.download_bits(server, broadcast, task, recipients)
 
     def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray | None:
         """Return the plain algorithm's."""
-        work: FloatArray | None = self.algorithm.relative_work(broadcast, task, clients)
-        return work
+        return self.algorithm.relative_work(broadcast, task, clients)
 
     def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
         """Return each client's downlink bits besides the broadcast, [C]: keys, shares, ranks, the sum to open."""
@@ -174,7 +186,7 @@ class SecureAggregation(AlgorithmDefaults):
         assert isinstance(keys, RoundKeys)
         messages = keys.messages(self.messages(task))
         algorithm = self.algorithm
-        if messages.layout.max_rank:
+        if messages.layout.max_rank and isinstance(algorithm, SCoLR):
             algorithm = algorithm.model_copy(update={"rank_policy": keys.participation.rank_policy()})
         results = train_each(algorithm, broadcast, chunk, task)
         began = time.perf_counter()
