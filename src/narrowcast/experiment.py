@@ -36,6 +36,7 @@ from narrowcast.platform.disk import expand_home
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import Role, role_of
 from narrowcast.platform.identity import Identified
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.model_kinds import MODELS
@@ -133,7 +134,7 @@ class Experiment(Plan, Identified, metaclass=_Checked):
             )
         if self.radio and self.radio.downlink.kind == "broadcast":
             self._check_one_transmission()
-        if getattr(self.training, "shared_negatives", False) and not algorithm.traits.codes_row_lists:
+        if optional(self.training, "shared_negatives") and not algorithm.traits.codes_row_lists:
             raise UserError(
                 "training.shared_negatives = true: only row lists of touched rows sent through a codec become shorter, "
                 "and this run sends none; leave it out"
@@ -157,7 +158,7 @@ class Experiment(Plan, Identified, metaclass=_Checked):
     @property
     def data_source(self) -> DataSource:
         """The data set with its seed: that of the run, unless `data.seed` is set."""
-        if getattr(self.data, "seed", 0) is not None:
+        if optional(self.data, "seed", 0) is not None:
             return self.data
         seeded: DataSource = self.data.model_copy(update={"seed": self.seed})  # type: ignore[attr-defined]
         return seeded
@@ -236,7 +237,7 @@ def defaults_for(origin: str) -> Defaults:
 
 def _data_kind(values: Mapping[str, Any]) -> str:
     data = values.get("data")
-    return str(data.get("kind") if isinstance(data, dict) else getattr(data, "kind", data))
+    return str(data.get("kind") if isinstance(data, dict) else optional(data, "kind", data))
 
 
 def _suited_model(values: Mapping[str, Any]) -> str:

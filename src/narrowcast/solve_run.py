@@ -16,6 +16,7 @@ from narrowcast.platform.config import plugin_folders, validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import Role
 from narrowcast.platform.identity import Identified
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.overrides import Defaults
 from narrowcast.platform.patterns import Name
 from narrowcast.platform.solver_contracts import ProblemSource, Solver
@@ -97,7 +98,7 @@ class Solve(Identified, metaclass=_Checked):
     @property
     def problem_source(self) -> ProblemSource:
         """The problem with its seed: that of the run, unless `problem.seed` is set."""
-        if getattr(self.problem, "seed", 0) is not None:
+        if optional(self.problem, "seed", 0) is not None:
             return self.problem
         seeded: ProblemSource = self.problem.model_copy(update={"seed": self.seed})  # type: ignore[attr-defined]
         return seeded

@@ -165,7 +165,8 @@ def probe(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        told = error.strerror if isinstance(error, OSError) else None
+        reason = told or str(error) or type(error).__name__
         raise UserError(f"no Ray cluster answers at {address} ({reason}); start one, or leave out --address") from error
     with subprocess.Popen(handshake_command(address), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as handshake:
         assert handshake.stdout is not None

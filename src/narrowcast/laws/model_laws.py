@@ -30,6 +30,7 @@ from narrowcast.laws.rehearsal import (
 )
 from narrowcast.platform.client_contracts import MeasuresClients
 from narrowcast.platform.contracts import Dataset, Model, Split
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.models.hidden_units import HasHiddenUnits
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.types import Arrays, IntArray, LocalUpdates
@@ -131,7 +132,7 @@ def _seeded(seed: Callable[[int], Any], *_: Any) -> Any:
 
 def dtype_of(model: Model) -> str:
     """Return the type in which the parameters of a model are held."""
-    return str(getattr(model, "held_dtype", getattr(model, "dtype", "float32")))
+    return str(optional(model, "held_dtype", optional(model, "dtype", "float32")))
 
 
 def parameters_are_finite_float32(case: Fitted) -> None:

@@ -15,6 +15,7 @@ from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import digest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.iterations import SolveState, begin, measured
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.solver_contracts import Problem, ProblemSource, Solver
 from narrowcast.platform.types import Arrays
 
@@ -53,7 +54,7 @@ def problem_cases(source: ProblemSource) -> dict[str, ProblemSource]:
 
 def solver_cases(solver: Solver) -> dict[str, Posed]:
     """Return the solver on each small problem that it takes: its own `example`, if it has one, and the catalog's."""
-    own = getattr(solver, "example", None)
+    own = optional(solver, "example")
     sources = {} if own is None else {own.kind: own}
     sources |= {kind: PROBLEMS[kind].model_validate({"kind": kind, **fields}) for kind, fields in SMALL.items()}
     cases = {}

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from narrowcast.platform.contracts import LocalCall
-from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
+from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError, notes_of
 from narrowcast.platform.open_round import TrainingCall
 from narrowcast.platform.plugins import said
 from narrowcast.platform.run import Run
@@ -94,7 +94,7 @@ def _is_of_memory(error: BaseException) -> bool:
 
 def _steps_of(error: BaseException) -> list[str]:
     """Return the step that local training has noted on the error, if it knows it."""
-    return [note for note in getattr(error, "__notes__", ()) if note.startswith("step ")]
+    return [note for note in notes_of(error) if note.startswith("step ")]
 
 
 def _shown(clients: IntArray | None) -> list[str]:

@@ -14,6 +14,8 @@ from narrowcast.platform.client_statistics import over_clients
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import LiveState
+from narrowcast.platform.tracking.metric_direction import declared_by
+from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.types import Arrays, Chunk, ClientMeasures, FloatArray
 
 _CLIENTS_AT_ONCE = 100
@@ -90,7 +92,7 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
 def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, float]:
     """Return the statistics over clients of each metric, named `split.metric.statistic`."""
     model = run.task.model
-    lower, shares = getattr(model, "lower_is_better", ()), getattr(model, "shares", ())
+    lower, shares = declared_by(model) or (), shares_of(model) or ()
     return {
         f"{name}.{statistic}": value
         for name, values in metrics.items()

@@ -14,10 +14,10 @@ from typing import Any, TextIO, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import FOLDERS, Registry
+from narrowcast.platform.kinds import FOLDERS, Registry, optional
 from narrowcast.platform.redaction import check_address, redact, redact_values
 from narrowcast.platform.yaml_limits import load_limited
 
@@ -49,9 +49,10 @@ def read_yaml(text: str, origin: str) -> Any:
     except LookupError as error:  # of ruamel.yaml, for a tagged number without digits or truth value that is none
         raise UserError(f"{origin}: not valid YAML: a value is not of its tag; correct the file") from error
     except (YAMLError, ValueError, TypeError) as error:  # a tagged number or date that is none; a mapping as a key
-        mark = getattr(error, "problem_mark", None)
+        marked = error if isinstance(error, MarkedYAMLError) else None
+        mark = marked.problem_mark if marked else None
         place = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
-        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        problem = str((marked.problem if marked else None) or error).splitlines()[0]
         raise UserError(f"{place}: not valid YAML: {problem}; correct the file") from error
 
 
@@ -186,7 +187,7 @@ def _causes(found: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 def _with_value(path: str, got: Any) -> str:
     """Return a path with its wrong value; of a section its kind, since what is wrong is between its fields."""
-    kind = got.get("kind") if isinstance(got, Mapping) else getattr(got, "kind", None)
+    kind = got.get("kind") if isinstance(got, Mapping) else optional(got, "kind")
     if isinstance(kind, str):
         return f"{path} = {kind}"
     shown = redact(_short(got))
@@ -264,7 +265,7 @@ def inside(values: Any, step: int | str) -> Any:
 
 def registries_in(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[Registry]:
     """Yield the registries that a field's type and metadata name."""
-    yield from (each for each in (*metadata, *getattr(annotation, "__metadata__", ())) if isinstance(each, Registry))
+    yield from (each for each in (annotation, *metadata) if isinstance(each, Registry))
     for part in get_args(annotation):
         yield from registries_in(part)
 

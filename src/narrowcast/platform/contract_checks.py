@@ -14,6 +14,7 @@ import numpy as np
 
 from narrowcast.platform.contracts import Algorithm, Broadcast, Traits
 from narrowcast.platform.errors import RunFailed, UserError, described
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.plugins import is_own, line_of
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, LocalUpdates
 
@@ -113,7 +114,7 @@ def check_broadcast(broadcast: Any, method: str) -> None:
     check_arrays(broadcast.arrays, f"the arrays of {method}")
     for part in ("full", "update"):
         payload = getattr(broadcast, part)
-        if not hasattr(payload, "wire_bits") and not (part == "update" and payload is None):
+        if optional(payload, "wire_bits") is None and not (part == "update" and payload is None):
             raise UserError(f"{method} returned {noun(payload)} as {part}; give a payload, with wire_bits and to_bytes")
 
 

@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 
 from narrowcast.platform.described import Described
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.secure_contracts import ClientKeyStore, SecureRounds
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import (
@@ -83,7 +84,8 @@ class Model(Protocol):
     """The model to train: a frozen pydantic model whose fields are its hyper-parameters.
 
     One that has predictions without training to be compared with has `baselines(data)` too, their metrics by name, such
-    as `{"popularity": {"test.hr@10": 0.45}}`.
+    as `{"popularity": {"test.hr@10": 0.45}}`. Optional are also `of_seed(seed)`, the model for runs of a seed;
+    `lower_is_better` and `shares`, names of metrics; `module(data)`; and the fields `dtype` and `statistics`.
     """
 
     @property
@@ -109,7 +111,13 @@ class Model(Protocol):
 
 
 class Training(Protocol):
-    """Local training of clients: a frozen pydantic model whose fields are its hyper-parameters."""
+    """Local training of clients: a frozen pydantic model whose fields are its hyper-parameters.
+
+    A training may have, and algorithms ask for by `optional`: `computes_start_loss` and `computes_start_gradient`, True
+    if it returns what `LocalTerms` names so; `descends_gradients`, False if its steps are not along gradients;
+    `train_factors`; and the fields `learning_rate`, `learning_rate_schedule`, `momentum`, `clip_norm` and
+    `shared_negatives`.
+    """
 
     @property
     def kind(self) -> str:
@@ -192,7 +200,7 @@ class Task(Generic[DataT_co, TrainingT_co]):
     start: Arrays | None = None
 
     def __post_init__(self) -> None:
-        if (of_seed := getattr(self.model, "of_seed", None)) is not None:
+        if (of_seed := optional(self.model, "of_seed")) is not None:
             object.__setattr__(self, "model", of_seed(self.seed))
 
     def initial_parameters(self) -> Arrays:

@@ -13,11 +13,16 @@ _MOST_SHOWN = 80
 """Characters of a wrong value that an error shows."""
 
 
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes that were added to an error."""
+    return getattr(error, "__notes__", [])  # which Python makes with the first note
+
+
 class _OneLine(Exception):  # noqa: N818 - a part of errors
     """An error whose message says all: IPython shows it without the frames that it passed."""
 
     def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+        return [f"{type(self).__name__}: {self}", *notes_of(self)]
 
 
 class UserError(_OneLine, ValueError):

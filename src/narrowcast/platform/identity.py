@@ -20,8 +20,9 @@ class Identified(Section):
     def plain(self) -> dict[str, Any]:
         """Nested plain values, as the YAML file has them, without secrets."""
         values: dict[str, Any] = json.loads(self.model_dump_json())
-        if isinstance(tracking := getattr(self, "tracking", None), Tracking):
-            values["tracking"] = json.loads(tracking.without_secrets().model_dump_json())
+        for name, value in self:
+            if isinstance(value, Tracking):
+                values[name] = json.loads(value.without_secrets().model_dump_json())
         return values
 
     def save(self, path: str | Path) -> Path:

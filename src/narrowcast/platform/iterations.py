@@ -15,6 +15,7 @@ import numpy as np
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import interruptible, stop_waits
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.plugins import said
 from narrowcast.platform.solver_contracts import Problem, Solver, Status, Work
 from narrowcast.platform.state import Interrupted
@@ -149,7 +150,7 @@ def measured(problem: Problem, solver: Solver, state: SolveState) -> Mapping[str
 
 def work_of(problem: Problem, solver: Solver, state: SolveState) -> Work:
     """Return the work of an iteration and of a measurement now, none where the problem does not count it."""
-    count = getattr(problem, "measurement_work", None)
+    count = optional(problem, "measurement_work")
     return count(solver.answer(state.arrays)) if count is not None else Work(0, 0)
 
 

@@ -196,14 +196,24 @@ def plain_values(value: Any) -> Any:
         return {str(key): plain_values(each) for key, each in value.items()}
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "tolist"):  # an array or a number of NumPy or torch
-        return value.tolist()
+    if (listed := optional(value, "tolist")) is not None:  # an array or a number of NumPy or torch
+        return listed()
     if isinstance(value, Iterable):
         return [plain_values(each) for each in value]
     raise UserError(
         f"{value!r} is {type(value).__name__}, which no experiment file can have; give text, numbers, lists, mappings, "
         "paths, or objects of narrowcast's classes"
     )
+
+
+def optional(value: Any, name: str, default: Any = None) -> Any:
+    """Return a member that contracts leave optional, such as the momentum of a training; the default if it lacks it."""
+    return getattr(value, name, default)
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of an object, or the name of its class."""
+    return str(optional(value, "kind", type(value).__name__))
 
 
 def members(contract: type) -> set[str]:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from narrowcast.platform.config import inside, models_in, read_yaml, registries_in
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import Registry
+from narrowcast.platform.kinds import Registry, optional
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Defaults:
             return None
         default = None if field.default_factory else field.get_default()
         registry = _registry(field)
-        return registry.default if registry is not None and registry.default else getattr(default, "kind", None)
+        return registry.default if registry is not None and registry.default else optional(default, "kind")
 
     def fields_at(self, values: Any, keys: Sequence[str], section: Mapping[str, Any]) -> set[str]:
         """Return the fields that a section at these keys may have; those that it has if its class is not known."""

@@ -59,10 +59,13 @@ def load_installed(spec: str, folders: Iterable[Path] = ()) -> Any:
     module = _import(path, list(folders))
     found: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
             there = sorted(each for each, value in vars(module).items() if _is_class_of(value, path))
-            raise UserError(f"{path} ({module.__file__}) has no {name}; its classes: {', '.join(there) or 'none'}")
-        found = getattr(found, part)
+            raise UserError(
+                f"{path} ({module.__file__}) has no {name}; its classes: {', '.join(there) or 'none'}"
+            ) from error
     record(path)
     return found
 
@@ -124,7 +127,7 @@ def _make_importable(top: str, source: Path) -> None:
         origin = None if spec is None or spec.origin is None else Path(spec.origin)
         found = _source_in(Path.cwd(), top) or (origin and _top_of(origin))
     else:
-        file = getattr(loaded, "__file__", None)
+        file = vars(loaded).get("__file__")
         found = None if file is None else _top_of(Path(file))
     if found == source or (found is not None and _contents(found) == _contents(source)):
         return
@@ -146,7 +149,7 @@ def _top_of(file: Path) -> Path:
 def record(module: str) -> None:
     """Remember a module that did not come with narrowcast, so that other processes can be given it."""
     top = module.partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None)
+    file = vars(sys.modules[top]).get("__file__") if top in sys.modules else None
     if top not in (GROUP, "__main__") and file is not None and not _is_installed(Path(file)):
         _loaded[top] = _top_of(Path(file))
 

@@ -14,6 +14,7 @@ from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.errors import LearnedNothing, UnresumableFailure
 from narrowcast.platform.evaluation import evaluate
 from narrowcast.platform.host_time import host_time
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.open_round import OpenRound
 from narrowcast.platform.outcome import Outcome, Timing
 from narrowcast.platform.simulation.stragglers import account, late_clients
@@ -58,7 +59,7 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
     if not all_finite(*algorithm.final(server).values()):
         raise LearnedNothing(
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
-            f"(now {getattr(task.training, 'learning_rate', 'unknown')}) and run again"
+            f"(now {optional(task.training, 'learning_rate', 'unknown')}) and run again"
         )
     return server
 

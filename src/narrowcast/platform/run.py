@@ -11,6 +11,7 @@ from narrowcast.platform.client_splits import check_client_evaluation
 from narrowcast.platform.contract_checks import check_traits
 from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.threads import one_thread
 
@@ -47,7 +48,7 @@ class Run:
     def _check_factors(self) -> None:
         """Raise `UserError` if the training is one of factors and the algorithm is not."""
         training = self.task.training
-        if hasattr(training, "train_factors") and not self.algorithm.traits.trains_factors:
+        if optional(training, "train_factors") and not self.algorithm.traits.trains_factors:
             raise UserError(
                 f"algorithm.kind = {self.algorithm.kind} does not train {self.task.model.kind} by {training.kind}; use "
                 "fedmavg or sfmf"
@@ -55,7 +56,7 @@ class Run:
 
     def _check_statistics(self) -> None:
         """Raise `UserError` if the statistics that clients of a network move cannot be shared, or kept, as it says."""
-        statistics = getattr(self.task.model, "statistics", "refuse")
+        statistics = optional(self.task.model, "statistics", "refuse")
         if statistics == "refuse":
             return
         setting = f"model.statistics = {statistics}"

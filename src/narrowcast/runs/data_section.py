@@ -18,6 +18,7 @@ from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.overrides import Defaults, apply_overrides
 from narrowcast.platform.section import Section
 from narrowcast.platform.tracking.partition_report import classes_held
@@ -77,7 +78,7 @@ def _section(named: str) -> dict[str, Any] | None:
 def described(data: Dataset) -> list[tuple[str, str]]:
     """Return the names and values of what a person wants to know of a data set before a run."""
     examples = data.examples
-    rows = [("name", data.name), ("source", getattr(data, "source", ""))]
+    rows = [("name", data.name), ("source", optional(data, "source", ""))]
     rows += [(name.replace("_", " "), f"{size:,}") for name, size in data.sizes.items()]
     if isinstance(data, Samples):
         rows.append(("features", shapes(data.train.features)))

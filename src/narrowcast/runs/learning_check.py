@@ -14,6 +14,7 @@ from narrowcast.experiment import Experiment
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import LearnedNothing
 from narrowcast.platform.evaluation import measure
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import Journal, evaluation
@@ -59,7 +60,7 @@ def check_learned(run: Run, experiment: Experiment, journal: Journal, state: Run
     if all(np.array_equal(before[name], values) for name, values in after.items()):
         raise LearnedNothing(
             "the uploads changed nothing: the global model is the one before round 1; raise training.learning_rate "
-            f"(now {getattr(experiment.training, 'learning_rate', 'unknown')}), or compress less (algorithm)"
+            f"(now {optional(experiment.training, 'learning_rate', 'unknown')}), or compress less (algorithm)"
         )
 
 
@@ -156,7 +157,7 @@ def _not_finite_at_first(run: Run) -> str:
 
 
 def _slower(experiment: Experiment) -> str:
-    rate = getattr(experiment.training, "learning_rate", "unknown")
+    rate = optional(experiment.training, "learning_rate", "unknown")
     return f"lower training.learning_rate (now {rate})"
 
 

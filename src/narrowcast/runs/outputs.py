@@ -22,6 +22,7 @@ from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.disk import disk, make_folders, sync_all
 from narrowcast.platform.evaluation import model_sha256
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.plugins import said
@@ -101,7 +102,7 @@ def baselines_entry(measuring: Any, *data: Any) -> dict[str, Any]:
 
     Baselines of others' classes that fail are left out with a warning: the run has been trained.
     """
-    if not callable(baselines := getattr(measuring, "baselines", None)):
+    if not callable(baselines := optional(measuring, "baselines")):
         return {}
     try:
         measured = {
@@ -117,7 +118,7 @@ def baselines_entry(measuring: Any, *data: Any) -> dict[str, Any]:
 
 def inputs_entry(task: Task) -> dict[str, Any]:
     """Return the entry of `result.json` with type, shape and range of the training samples' inputs, empty without."""
-    features = getattr(getattr(task.data, "train", None), "features", None)
+    features = optional(optional(task.data, "train"), "features")
     named = features if isinstance(features, Mapping) else {"features": features}
     arrays = {name: each for name, each in named.items() if isinstance(each, np.ndarray) and each.size}
     inputs = {

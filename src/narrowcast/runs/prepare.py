@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.atomic_files import write_atomically
@@ -19,6 +20,7 @@ from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.partition_report import begin_figure
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.targets import check_targets
@@ -82,8 +84,8 @@ class PreparedRun:
     def steps(self) -> Generator[Outcome, None, None]:
         """Run the rounds after `state` and yield the outcome of each."""
         run, secure = self.run, self.experiment.secure
-        if run.algorithm.secure_sums is not None:
-            run = replace(run, answered=answered_file(self.folder, getattr(secure, "keys", None)))
+        if isinstance(secure, Protection):
+            run = replace(run, answered=answered_file(self.folder, secure.keys))
         return self.experiment.backend.run(run, self.state)
 
     def watch(self, journal: Journal) -> Callable[[Outcome], None]:
@@ -195,4 +197,4 @@ def _checked(experiment: Experiment, data: Dataset | None = None, folder: Path |
 def _check_targets(run: Run, experiment: Experiment, state: RunState) -> None:
     """Raise `UserError` for a target whose metric an evaluation does not give; evaluate only if there are targets."""
     if experiment.targets:
-        check_targets(experiment.targets, measure(run, state), getattr(experiment.model, "shares", ()))
+        check_targets(experiment.targets, measure(run, state), shares_of(experiment.model) or ())

@@ -13,6 +13,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.iterations import Iteration, SolveState, begin, iterations, measured
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.runs import packaged
@@ -143,7 +144,7 @@ def _begun(solve: Solve, problem: Problem | None = None) -> tuple[Problem, Solve
     state = begin(problem, solve.solver, solve.seed)
     if solve.targets:
         metrics = measured(problem, solve.solver, state)
-        check_targets(solve.targets, metrics, getattr(solve.problem, "shares", ()))
+        check_targets(solve.targets, metrics, shares_of(solve.problem) or ())
     return problem, state
 
 

@@ -18,6 +18,7 @@ from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.client_statistics import CLIENTS
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.links import own_file
 from narrowcast.platform.tracking import curves, units
 from narrowcast.platform.tracking.journal import CLIENT_METRICS
@@ -172,7 +173,7 @@ class Result(FinishedRun[ResultFile]):
             raise UserError(
                 f"{self.name}: clients of {algorithm.kind} have models of their own, and there is no global one"
             )
-        if not hasattr(model, "module"):
+        if optional(model, "module") is None:
             return self.arrays()
         import torch
 

@@ -23,6 +23,7 @@ from narrowcast.platform.checkpoint import Saved, read_checkpoints
 from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.evaluation import measure_all, metrics_of, model_sha256, sha256_of
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.outcome import CLIENT_METRICS, Outcome
 from narrowcast.platform.run import Run
@@ -157,7 +158,7 @@ class _RunVerification:
     def _rounds(self, budget: Budget) -> Iterator[Check]:
         """Repeat rounds within the budget, and say which part of all that is."""
         journal = self.journal
-        if getattr(self.experiment.backend, "on_failure", "") == "drop":
+        if optional(self.experiment.backend, "on_failure") == "drop":
             yield Check("rounds", skipped="with backend.on_failure=drop, rounds depend on failures")
             return
         recorded = [row["round"] for row in journal.rounds]
@@ -273,7 +274,7 @@ class _RunVerification:
         """Measure the trained model by itself, as far as it needs nothing that only a checkpoint has."""
         run, begun = self.run, start(self.run)
         without = f"there is no checkpoint of the last round; --rounds {result['rounds']} repeats the run"
-        of_clients = getattr(run.task.model, "client_parameters", None)  # of which only a checkpoint has the values
+        of_clients = optional(run.task.model, "client_parameters")  # of which only a checkpoint has the values
         if of_clients is None or of_clients:
             yield Check(MODEL, skipped=without)
             return

@@ -15,7 +15,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler,
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field
 
-from narrowcast.platform.kinds import Registry
+from narrowcast.platform.kinds import Registry, optional
 from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.threads import one_thread
@@ -174,7 +174,7 @@ class PerTrialSeededSampler(BaseSampler):
         """Make this trial's sampler, and its view of the study."""
         before = (each for each in study.get_trials(deepcopy=False) if each.number < trial.number)
         self._sampler = self._make(sum(map(is_drawn, before)))
-        log_costs = getattr(self._settings, "log_costs", False) and any(self._costs)
+        log_costs = optional(self._settings, "log_costs") and any(self._costs)
         self._view = _with_log_costs(study, self._costs) if log_costs else None
         self._sampler.before_trial(study, trial)
 

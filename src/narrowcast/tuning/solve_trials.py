@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from narrowcast.platform.iterations import Iteration, begin, iterations
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.runs.solve_outputs import answer_sha256
 from narrowcast.solve_run import Solve
@@ -31,7 +32,7 @@ def selects(solve: Solve, metric: str) -> bool:
 
 def is_drawn(solve: Solve) -> bool:
     """Return whether each seed of the solve draws a problem of its own, so that other seeds test what was chosen."""
-    return bool(getattr(solve.problem, "drawn", False)) and getattr(solve.problem, "seed", 0) is None
+    return bool(optional(solve.problem, "drawn")) and optional(solve.problem, "seed", 0) is None
 
 
 def run_solve_trials(batch: TrialBatch, shared: SharedProblem) -> Generator[list[Evaluation], Collection[int], None]:

@@ -16,6 +16,7 @@ from narrowcast.experiment import Experiment
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import role_of
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.section import Section
 
 _NEAR = 0.05
@@ -38,9 +39,9 @@ class _Range(_Dimension):
         low, high, step = (getattr(self, name) for name in ("low", "high", "step"))
         if low >= high:
             raise ValueError(f"low = {low} has to be below high = {high}")
-        if getattr(self, "log", False) and low <= 0:
+        if optional(self, "log") and low <= 0:
             raise ValueError(f"a logarithmic range has to be above 0, got low = {low}")
-        if getattr(self, "log", False) and step not in (None, 1):
+        if optional(self, "log") and step not in (None, 1):
             raise ValueError("a logarithmic range has no step; leave out one of them")
         if step is not None and abs(round((high - low) / step) * step - (high - low)) > 1e-9 * (high - low):
             raise ValueError(f"{high} is not a whole number of steps of {step} above {low}; change high or step")

@@ -17,6 +17,7 @@ from narrowcast.cluster.worker_pool import LocalPool, WorkerPool, dispatch
 from narrowcast.platform.config import flatten
 from narrowcast.platform.disk import GO_ON, make_folders, writing
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
 from narrowcast.platform.tracking.store_address import StoreAddress
@@ -90,7 +91,7 @@ def _check_files_of_trials(file: StudyFile, client: StudyClient) -> None:
 
 
 def _path_of(file: StudyFile, params: Mapping[str, Any]) -> Path | None:
-    path: Path | None = getattr(file.subject.source(file.build(params)), "path", None)
+    path: Path | None = optional(file.subject.source(file.build(params)), "path")
     return path
 
 

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.interruption import uninterrupted
+from narrowcast.platform.kinds import optional
 from narrowcast.tuning.lease import Leases, State
 from narrowcast.tuning.pruning import LearningCurve, OneObjectivePruning
 from narrowcast.tuning.samplers import PerTrialSeededSampler
@@ -101,7 +102,7 @@ class StudyClient:
         elif began_with != sha256:
             raise UserError(
                 f"the study {self.study.study_name} was begun with other data from "
-                f"{getattr(source, 'path', None) or source.kind} (sha256 {began_with[:12]}, now {sha256[:12]}); put "
+                f"{optional(source, 'path') or source.kind} (sha256 {began_with[:12]}, now {sha256[:12]}); put "
                 "back the files as they were, or give this one another name (name: or --name)"
             )
         self._data[key] = sha256
@@ -134,7 +135,7 @@ class StudyClient:
             self.study.tell(trial, state=TrialState.FAIL)
         params = self._space.draw(trial)
         pruner = self._settings.pruner
-        curve = LearningCurve(getattr(pruner, "axis", "rounds"), getattr(pruner, "every", None))
+        curve = LearningCurve(optional(pruner, "axis", "rounds"), optional(pruner, "every"))
         self._curves[trial.number] = curve
         if self._one_objective:
             self._one_objective.begin(trial.number)

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.section import Section
 from narrowcast.platform.tracking.metric_direction import Declared, lower_is_better
 from narrowcast.tuning.pruning import AnyPruner, Direction, NoPruning
@@ -128,7 +129,7 @@ class StudySettings(Section):
         if self.pruner.kind == "none":
             return None
         only = next(iter(self.objectives)) if len(self.objectives) == 1 else None
-        return getattr(self.pruner, "on", None) or only
+        return optional(self.pruner, "on") or only
 
     def check_names(self, what: str, costs: Collection[str]) -> None:
         """Raise `UserError` for an objective or constraint of an experiment that no data set can measure."""
@@ -172,7 +173,7 @@ class StudySettings(Section):
                     f"study.{section}.{name}: no run of this {what} reports it; it reports "
                     f"{', '.join(allowed)}{suggest(name, allowed)}"
                 )
-        axis = getattr(self.pruner, "axis", "rounds")
+        axis = optional(self.pruner, "axis", "rounds")
         if axis not in ("rounds", *costs):
             raise UserError(f"study.pruner.axis = {axis}: no run of this {what} has it; use rounds, {', '.join(costs)}")
 

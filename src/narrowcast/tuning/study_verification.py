@@ -19,6 +19,7 @@ import optuna
 from narrowcast.platform.config import read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.json_files import read_json
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.trust import is_looking, remedy
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.checks import Check, difference
@@ -289,7 +290,7 @@ class _StudyVerification:
     def _other_evaluation(self, trial: _Repeatable, shared: Any, most: int) -> str:
         """Return how a trial that is run again differs from its evaluations, in words."""
         limits = {name: limit for name, limit in self.file.settings.budget_columns.items() if name not in _MEASURED}
-        timed = any(getattr(run, "solver_seconds", None) is not None for run in trial.spec.runs)
+        timed = any(optional(run, "solver_seconds") is not None for run in trial.spec.runs)
         timed = timed or len(limits) < len(self.file.settings.budget_columns)
         runs = tuple(_untimed(run) for run in trial.spec.runs)
         rows, last, on_test = trial.rows, int(trial.rows[-1]["round"]), trial.spec.on_test
@@ -334,7 +335,7 @@ def _evaluations(made: Generator[list[Evaluation], Any, None]) -> Iterator[Evalu
 
 def _untimed(run: Any) -> Any:
     """Return a solve without a limit of time, and an experiment as it is."""
-    return run.model_copy(update={"solver_seconds": None}) if hasattr(run, "solver_seconds") else run
+    return run.model_copy(update={"solver_seconds": None}) if "solver_seconds" in type(run).model_fields else run
 
 
 def _is_less(value: Any, before: Any) -> bool:

@@ -27,6 +27,7 @@ from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
 from narrowcast.algorithms.secure.unmasking import protected_groups
 from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT
 from narrowcast.platform.contracts import Algorithm, Executor, Task
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.secure_contracts import ClientKeyStore, SecureRounds
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray
@@ -133,8 +134,8 @@ class TranscriptRecorder:
         upload, algorithm = _rows_of(client, result.partial), self.algorithm
         if algorithm.traits.codec:
             return upload
-        layout: RowLayout = getattr(algorithm, "rows", "touched")
-        mask = getattr(algorithm, "aggregation", "") != "weighted"
+        layout: RowLayout = optional(algorithm, "rows", "touched")
+        mask = optional(algorithm, "aggregation") != "weighted"
         own = upload.values[:, columns]
         data = RowsPayload(self.task.data.n_items, upload.rows, own, layout, mask).to_bytes()
         assert 8 * len(data) == int(result.ledger.uplink_bits[0]), "the ledger counts these bytes"

@@ -21,6 +21,7 @@ from narrowcast.algorithms.uploads.client_loop import of_clients, zeros_of_clien
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Gradient, LocalTerms, LocalUpdates
 
@@ -97,7 +98,7 @@ class APFL(Averaging):
                 "their own anyway; use fedmf"
             )
         only_gradient_descent(task, f"algorithm.kind = {self.kind} trains two models by steps along their gradients")
-        if getattr(task.training, "momentum", 0.0):
+        if optional(task.training, "momentum"):
             raise UserError(
                 f"training.momentum = {task.training.momentum:g}: the steps of {self.kind} have no momentum; set 0"
             )

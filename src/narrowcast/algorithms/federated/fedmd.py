@@ -27,6 +27,7 @@ from narrowcast.platform.data.features import rows_of_inputs
 from narrowcast.platform.data.public_set import held_by
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import kind_of
 from narrowcast.platform.models.losses import LOSSES, AbsoluteLoss, Loss
 from narrowcast.platform.models.model_kinds import MODELS
 from narrowcast.platform.models.neural_network import NeuralNetwork
@@ -112,7 +113,7 @@ class FedMD(Algorithm, BaseModel):
                 "start_from out"
             )
         if "numbers" not in self.digest_loss.takes:
-            named = getattr(self.digest_loss, "kind", type(self.digest_loss).__name__)
+            named = kind_of(self.digest_loss)
             raise UserError(f"algorithm.digest_loss = {named} takes no outputs as targets; use absolute_error")
         refuse_stateful(self.codec, f"clients of {kind} send outputs again in every round; leave it out")
         check_networks(self.models, task, kind)

@@ -24,6 +24,7 @@ from narrowcast.algorithms.uploads.partial_sums import WEIGHT, TensorSum, tensor
 from narrowcast.algorithms.uploads.tensor_uploads import tensor_coding
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
 
 _STEPS = "steps"
@@ -49,12 +50,12 @@ class FedNova(Proximal):
         """Raise `UserError` if the local steps are not linear in the gradients."""
         super().check(task)
         only_gradient_descent(task, "algorithm.kind = fednova needs local steps that are linear in the gradients")
-        if getattr(task.training, "clip_norm", None) is not None:
+        if optional(task.training, "clip_norm") is not None:
             raise UserError(
                 "algorithm.kind = fednova needs local steps that are linear in the gradients; leave out "
                 "training.clip_norm"
             )
-        schedule = getattr(task.training, "learning_rate_schedule", None)
+        schedule = optional(task.training, "learning_rate_schedule")
         if schedule is not None and schedule.by_step:
             raise UserError(
                 "algorithm.kind = fednova counts steps of one learning rate; "
@@ -91,7 +92,7 @@ class FedNova(Proximal):
 
     def _norms(self, task: Task, steps: IntArray, learning_rate: float) -> FloatArray:
         """Return |a_u| of each client, [C]: the change that a gradient of 1 in every step makes, in learning rates."""
-        momentum = getattr(task.training, "momentum", 0.0)
+        momentum = optional(task.training, "momentum", 0.0)
         pull = self.mu * learning_rate
         norms, velocity = [0.0], 0.0
         for _ in range(int(steps.max(initial=0))):

@@ -13,6 +13,7 @@ from narrowcast.algorithms.uploads.number_upload import bits_of_number, send_wit
 from narrowcast.algorithms.uploads.tensor_uploads import Tensors, tensor_coding
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 
@@ -24,7 +25,7 @@ class LossReporting(Averaging):
     def check(self, task: Task) -> None:
         """Raise `UserError` if the local training does not compute that loss."""
         super().check(task)
-        if not getattr(task.training, "computes_start_loss", False):
+        if not optional(task.training, "computes_start_loss"):
             raise UserError(
                 f"the algorithm needs clients' loss before training, which training.kind = {task.training.kind} does "
                 "not compute; use another algorithm, or a neural network"

@@ -24,6 +24,7 @@ from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 
 
@@ -75,7 +76,7 @@ class Scaffold(LocalThenUpload):
 
     def check(self, task: Task) -> None:
         """Raise `UserError` if the local steps are not those that option I or II of c_u needs."""
-        if self.control == "gradient" and not getattr(task.training, "computes_start_gradient", False):
+        if self.control == "gradient" and not optional(task.training, "computes_start_gradient"):
             raise UserError(
                 f"algorithm.control = gradient: training.kind = {task.training.kind} does not compute the gradient at "
                 "the server's model; use control = update"

@@ -46,7 +46,7 @@ def chain_gradient(module: nn.Module, loss: Loss = _CROSS_ENTROPY) -> ChainGradi
         return None
     layers = [(name, layer) for name, layer in layers_of(module) if not isinstance(layer, nn.Flatten)]
     known = (nn.Linear, *_ELEMENTWISE)
-    if any(type(layer) not in known or getattr(layer, "inplace", False) for _, layer in layers):
+    if any(type(each) not in known or (isinstance(each, nn.ReLU) and each.inplace) for _, each in layers):
         return None
     at_outputs = _cross_entropy_gradient if type(loss) is CrossEntropy else partial(_loss_gradient, loss)
 

@@ -25,6 +25,7 @@ from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.features import joined, signature
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.models.moving_statistics import OWN_LAYERS, packed
 from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
 from narrowcast.platform.types import Arrays, FloatArray, IntArray, LocalTerms, LocalUpdates
@@ -225,7 +226,7 @@ def padded_batch(task: Task[Samples, NetworkTraining]) -> int:
 
 def _check_rule(task: Task[Samples, NetworkTraining]) -> None:
     only_gradient_descent(task, "the algorithm's own local step goes along gradients")
-    if momentum := getattr(task.training, "momentum", 0.0):
+    if momentum := optional(task.training, "momentum"):
         raise UserError(f"training.momentum = {momentum:g}: the algorithm's own local step has no momentum; set 0")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 
 Rate = float | Tensor
 """A learning rate that all clients share, or one for each, [a] in float64."""
@@ -93,6 +94,6 @@ def only_gradient_descent(task: Task, reason: str, otherwise: str = "") -> None:
 
     A training says so by `descends_gradients`. `otherwise` is what else the user may set.
     """
-    if not getattr(task.training, "descends_gradients", True):
+    if not optional(task.training, "descends_gradients", True):
         advice = f"use sgd, or set {otherwise}" if otherwise else "use sgd"
         raise UserError(f"{reason}, and training.kind = {task.training.kind} does not take such steps; {advice}")

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from narrowcast.algorithms.programs.exchange_folder import folder_of, read_arrays, write_arrays
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.section import Section
 from narrowcast.platform.solver_contracts import Report, Status
 from narrowcast.platform.trust import check_may_run
@@ -61,10 +62,9 @@ class Program(Section):
             raise UserError(f"solver.command: no program {self.command[0]} is installed; give its name or its path")
         if self.script is not None and not self.script.is_file():
             raise UserError(f"solver.script = {self.script}: there is no such file; give its path")
-        if not callable(getattr(problem, "exported", None)):
+        if not callable(optional(problem, "exported")):
             raise UserError(
-                f"{getattr(problem, 'name', problem)!s:.60} has no method exported(), which gives programs its arrays; "
-                "choose another problem"
+                f"{problem.name:.60} has no method exported(), which gives programs its arrays; choose another problem"
             )
 
     def init(self, problem: Any, seed: int) -> Arrays:

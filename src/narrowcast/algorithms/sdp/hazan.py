@@ -73,8 +73,7 @@ class Hazan(Section):
                 )
             return
         if not isinstance(problem, Completion):
-            name = getattr(problem, "name", problem)
-            raise UserError(f"hazan solves matrix completion and MAXCUT, not {name!s:.60}; choose another solver")
+            raise UserError(f"hazan solves matrix completion and MAXCUT, not {problem.name:.60}; choose another solver")
         check_completion(problem, 1)
 
     def init(self, problem: Any, seed: int) -> Arrays:

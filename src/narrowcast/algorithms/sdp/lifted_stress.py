@@ -48,8 +48,7 @@ class LiftedStress(Section):
     def check(self, problem: Any) -> None:
         """Raise `UserError` for another problem than localisation, or dimensions below those of the space."""
         if not isinstance(problem, Localisation):
-            name = getattr(problem, "name", problem)
-            raise UserError(f"lifted_stress solves sensor localisation, not {name!s:.60}; choose another solver")
+            raise UserError(f"lifted_stress solves sensor localisation, not {problem.name:.60}; choose another solver")
         if self.dimensions is not None and self.dimensions < problem.network.dimension:
             raise UserError(
                 f"solver.dimensions is {self.dimensions}, but the sensors are in {problem.network.dimension}; raise it"

@@ -17,6 +17,7 @@ from narrowcast.algorithms.sdp.rank_bound import pataki_rank
 from narrowcast.algorithms.sdp.symmetric_constraints import SymmetricConstraints
 from narrowcast.algorithms.sdp.trace_bound import implied_trace_bound
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.solver_contracts import Work
 from narrowcast.platform.types import Arrays, FloatArray
 
@@ -208,8 +209,7 @@ def numerical_rank(vectors: FloatArray) -> float:
 
 def semidefinite_program_of(problem: Any) -> SemidefiniteProgram:
     """Return the semidefinite program that a problem is, or that its `program` states; raise `UserError` for others."""
-    found = getattr(problem, "program", problem)
+    found = optional(problem, "program", problem)
     if not isinstance(found, SemidefiniteProgram):
-        name = getattr(problem, "name", problem)
-        raise UserError(f"{name!s:.60} is not a semidefinite program; use problems such as sdpa or max_cut")
+        raise UserError(f"{problem.name:.60} is not a semidefinite program; use problems such as sdpa or max_cut")
     return found

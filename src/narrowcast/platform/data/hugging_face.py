@@ -93,7 +93,8 @@ class HuggingFace(OwnSamples):
             parts = {part: self._part(f"{path} ({part})", split) for part, split in splits.items()}
         images = [name for name in self.features if _kind(splits[TRAIN], name) == "Image"]
         parts = with_images_alike(parts, images if self.by_name else images and [""])
-        classes = getattr(splits[TRAIN].features[self.labels], "names", None)
+        labels = splits[TRAIN].features[self.labels]
+        classes = labels.names if isinstance(labels, library.ClassLabel) else None
         return self._samples(path.name, str(path), parts, classes)
 
     def _splits(self, path: Path, loaded: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def channels_first(values: NDArray[Any]) -> NDArray[Any]:
 
 def _of_sixteen_bits(image: Image.Image, sixteen_bits: SixteenBits) -> Image.Image:
     """Return the high bytes of an image of 16 bits; raise `UserError` if that is not wanted, or not its depth."""
-    is_png = image.mode == "I" and getattr(image, "format", None) in ("PNG", "PPM")  # Pillow's mode for 16 bits there
+    is_png = image.mode == "I" and image.format in ("PNG", "PPM")  # Pillow's mode for 16 bits there
     if image.mode not in _SIXTEEN_BITS and not is_png:
         raise UserError(f"has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
     if sixteen_bits == "refuse":

@@ -15,7 +15,7 @@ from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.global_generators import isolated
-from narrowcast.platform.kinds import members
+from narrowcast.platform.kinds import members, optional
 from narrowcast.platform.plugins import is_own
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
@@ -36,7 +36,7 @@ def load_checked(source: DataSource) -> Dataset:
         return source.load()
     method = method_of(source, "load")
     with naming(source, "load"):
-        with seeded_loading(getattr(source, "seed", None)):
+        with seeded_loading(optional(source, "seed")):
             data = source.load()
         if missing := sorted(name for name in members(Dataset) if not hasattr(data, name)):
             raise UserError(

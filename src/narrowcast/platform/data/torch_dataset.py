@@ -111,7 +111,7 @@ def _bytes_of(value: Any) -> Any:
         return {name: _bytes_of(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
         return [_bytes_of(each) for each in value]
-    if hasattr(value, "detach"):
+    if _is_tensor(value):
         tensor = value.detach().cpu()
         value = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor  # NumPy has no bfloat16
     return np.asarray(value).tobytes()
@@ -119,7 +119,7 @@ def _bytes_of(value: Any) -> Any:
 
 def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart, frozenset[str]]:
     """Return the samples of a Dataset, and the names of inputs that were images, "" for the one array."""
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if not {"__len__", "__getitem__"} <= {*dir(dataset)}:
         raise UserError(f"{where} is {type(dataset).__name__}; it must be a Dataset with a length, not iterable only")
     items = []
     for sample in range(len(dataset)):
@@ -169,13 +169,17 @@ def _column(values: Sequence[Any], where: str) -> NDArray[Any]:
     return stacked([each.reshape(()) if each.size == 1 else each for each in arrays], where)
 
 
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach")  # torch is not imported for data sets without it
+
+
 def _is_image(value: Any) -> bool:
     return hasattr(value, "getbands")  # a PIL image
 
 
 def _array(value: Any, where: str, sixteen_bits: SixteenBits = "refuse") -> Any:
     """Return tensors and PIL images as arrays, without importing torch."""
-    if hasattr(value, "detach"):
+    if _is_tensor(value):
         tensor = value.detach().cpu()
         return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # NumPy has no bfloat16
     if not _is_image(value):

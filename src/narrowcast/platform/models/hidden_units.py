@@ -12,6 +12,7 @@ from torch import nn
 
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 Units = tuple[IntArray, ...]
@@ -146,8 +147,7 @@ class HasMatchedUnits(Protocol):
 
 def check_all_trained(model: Any, data: Any, kind: str) -> None:
     """Raise `UserError` for a network with frozen parameters or buffers, which have no units that slices could have."""
-    names = model.fixed_names(data) if hasattr(model, "fixed_names") else ()
-    if names:
+    if names := optional(model, "fixed_names", lambda _: ())(data):
         raise UserError(
             f"algorithm.kind = {kind} gives clients some of a network's units, and {min(names)} of model.kind = "
             f"{model.kind} is not trained, so that it would stay whole; train it, or use fedavg"

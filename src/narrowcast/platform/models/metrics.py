@@ -14,7 +14,7 @@ from torch import Tensor
 
 from narrowcast.platform.data.samples import Samples, Targets
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import Registry
+from narrowcast.platform.kinds import Registry, optional
 from narrowcast.platform.models.losses import CrossEntropy, SquaredLoss
 from narrowcast.platform.models.sample_measures import SampleMeasure, differences, over_positions, per_position_mean
 from narrowcast.platform.types import FloatArray
@@ -34,7 +34,7 @@ class Metric(SampleMeasure):
     @property
     def name(self) -> str:
         """The name of the metric in results, after `validation.` or `test.`; by default its kind."""
-        return str(getattr(self, "kind", type(self).__name__.lower()))
+        return str(optional(self, "kind", type(self).__name__.lower()))
 
     def of_means(self, means: FloatArray) -> float:
         """Return the metric from the means [m] of the values over all held-out samples; by default the first mean."""

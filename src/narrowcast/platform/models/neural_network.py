@@ -20,6 +20,7 @@ from narrowcast.platform.data.features import described as shapes
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.global_generators import isolated
+from narrowcast.platform.kinds import kind_of, optional
 from narrowcast.platform.models.forward_pass import ForwardPass, forward_pass
 from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
@@ -147,7 +148,7 @@ class NeuralNetwork(Section):
     @property
     def named(self) -> str:
         """The field that says which module this is, for errors."""
-        return f"model.kind = {getattr(self, 'kind', type(self).__name__)}"
+        return f"model.kind = {kind_of(self)}"
 
     def typed_module(self, data: Samples) -> nn.Module:
         """Return the untrained module of this model's seed, in `dtype`; raise `UserError` if it cannot be built."""
@@ -223,7 +224,7 @@ class NeuralNetwork(Section):
 
     def check(self, data: Dataset) -> None:
         """Raise `UserError` unless module, loss and metrics fit the data, and the module keeps no other state."""
-        kind = getattr(self, "kind", "this model")
+        kind = optional(self, "kind", "this model")
         if not isinstance(data, Samples):
             raise UserError(
                 f"model.kind = {kind} needs samples with targets, but {data.name} has none; use another model"
@@ -431,7 +432,7 @@ def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Te
         ("loss", "loss", loss),
     ]
     for section, noun, each in parts:
-        name, kind = f"model.{section}", getattr(each, "kind", type(each).__name__)
+        name, kind = f"model.{section}", kind_of(each)
         try:
             values: Any = each.per_sample(outputs, targets)
         except (Exception, SystemExit) as error:
@@ -495,7 +496,7 @@ def _tried(model: NeuralNetwork, data: Samples, seed: int) -> ForwardPass:
 
 @lru_cache(maxsize=2)
 def _with_fixed_values(model: NeuralNetwork, data: Samples, seed: int) -> tuple[nn.Module, str | None]:
-    module = select_output(model.of_seed(seed).typed_module(data), getattr(model, "output", None))
+    module = select_output(model.of_seed(seed).typed_module(data), optional(model, "output"))
     return module.train(), fixed_sha256(module)
 
 

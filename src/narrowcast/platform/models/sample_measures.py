@@ -8,6 +8,7 @@ from torch import Tensor
 
 from narrowcast.platform.data.samples import Samples, Targets
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import kind_of
 from narrowcast.platform.section import Section
 
 
@@ -27,7 +28,7 @@ class SampleMeasure(Section):
         """Raise `UserError` if the measure is not defined for the targets of this data set."""
         if data.targets not in self.takes:
             raise UserError(
-                f"{getattr(self, 'kind', type(self).__name__)} takes {' or '.join(self.takes)}, but the targets of "
+                f"{kind_of(self)} takes {' or '.join(self.takes)}, but the targets of "
                 f"{data.name} are {data.targets}; use another, or leave it out"
             )
 

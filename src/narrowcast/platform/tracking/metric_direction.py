@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from narrowcast.platform.client_statistics import SPREADS, parted
+from narrowcast.platform.kinds import optional
 
 Declared = Collection[str] | None
 
@@ -21,7 +22,7 @@ _LOWER_IS_BETTER = frozenset(
 
 def declared_by(model: Any) -> Declared:
     """Return the names of the metrics that a model declares as better when lower, None if it declares nothing."""
-    return getattr(model, "lower_is_better", None)
+    return optional(model, "lower_is_better")
 
 
 def lower_is_better(metric: str, declared: Declared = None) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from narrowcast.platform.client_statistics import BEST, CLIENTS, GINI, MEAN, STATISTICS, VARIANCE, WORST, parted
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.units import NOT_KNOWN, format_percent
 
@@ -32,7 +33,7 @@ def metric_label(name: str) -> str:
 
 def shares_of(model: Any) -> Declared:
     """Return the names of the metrics that a model declares as shares, None if it declares nothing."""
-    return getattr(model, "shares", None)
+    return optional(model, "shares")
 
 
 def is_share(name: str, shares: Declared = None) -> bool:
