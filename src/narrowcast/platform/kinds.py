@@ -54,9 +54,9 @@ class Registry(Mapping[str, type[BaseModel]]):
         return id(self)
 
     def is_extended_by(self, found: Any) -> bool:
-        """Return whether a class extends the contract, the class of its optional members, or a class of the catalog."""
+        """Return whether a class extends the contract, or a class of the catalog."""
         bases = found.__mro__ if isinstance(found, type) else ()
-        return any(each in (self.contract, self.optional) or self._in_catalog(each) is not None for each in bases)
+        return any(each is self.contract or self._in_catalog(each) is not None for each in bases)
 
     def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
         """Return the class of a kind; raise `UserError` if there is none, or if it does not keep the contract."""
