@@ -15,16 +15,17 @@ from structure import SCOPES, Graph, Scope, circles, graph, sources
 
 # What a room may import of the package besides itself and `_version`: at the top, in functions and for types alike.
 _KINDS = {"platform", "algorithms", "cluster", "catalog"}
-_FILES = {*_KINDS, "experiment", "solve_run", "registry", "runs"}
+_FILES = {*_KINDS, "packaged", "experiment", "solve_run", "registry", "runs"}
 MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "platform": set(),
     "algorithms": {"platform"},
     "cluster": {"platform"},
     "catalog": _KINDS,
-    "experiment": {*_KINDS, "runs"},
-    "solve_run": {*_KINDS, "experiment", "runs"},
-    "runs": {*_KINDS, "experiment", "solve_run", "laws"},
+    "packaged": {"platform"},
+    "experiment": {*_KINDS, "packaged"},
+    "solve_run": {*_KINDS, "packaged", "experiment"},
+    "runs": {*_KINDS, "packaged", "experiment", "solve_run", "laws"},
     "laws": {*_FILES, "tuning"},
     "tuning": {*_FILES, "laws"},
     "registry": {"platform", "catalog", "tuning"},

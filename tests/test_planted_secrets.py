@@ -22,10 +22,10 @@ from pydantic import BaseModel
 from command_line import narrowcast
 from narrowcast.cluster.deployment.description import Deployment
 from narrowcast.experiment import Experiment, build_experiment
+from narrowcast.packaged import read_experiment
 from narrowcast.platform.config import validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
-from narrowcast.runs.packaged import read_experiment
 from narrowcast.tuning.study_file import build_study
 from narrowcast.tuning.study_settings import StudySettings
 from planted import Planted, Watched

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from narrowcast import packaged
 from narrowcast.algorithms.channel.radio import CellRadio
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.secure.optional_imports import library
@@ -40,6 +41,7 @@ from narrowcast.platform.kinds import optional
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.model_kinds import MODELS
+from narrowcast.platform.models.start_model import pinned, start_model
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
@@ -48,8 +50,6 @@ from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.simulation.profile_limits import check_profiles
 from narrowcast.platform.tracking.store_address import Tracking
 from narrowcast.platform.tracking.targets import Targets
-from narrowcast.runs import packaged
-from narrowcast.runs.start_model import pinned, start_model
 
 
 class _Checked(type(Plan)):  # type: ignore[misc]

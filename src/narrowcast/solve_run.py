@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from narrowcast import packaged
 from narrowcast.catalog import PROBLEMS, SOLVERS
 from narrowcast.experiment import replicas_of
 from narrowcast.platform.checkpoint_fields import CheckpointEvery, CheckpointPath, CheckpointSeconds, CheckpointsKept
@@ -23,7 +24,6 @@ from narrowcast.platform.solver_contracts import ProblemSource, Solver
 from narrowcast.platform.tracking.store_address import Tracking
 from narrowcast.platform.tracking.targets import Targets
 from narrowcast.platform.units import ITERATIONS
-from narrowcast.runs import packaged
 
 
 class SolveTracking(Tracking):

@@ -36,7 +36,7 @@ TINY = ("fedavg-digits", "tracking.system_metrics=false", "targets={}")
 def test_what_the_run_is_needs_neither_torch_nor_the_data(words: tuple[str, ...], line: str) -> None:
     program = (
         "import sys\n"
-        "from narrowcast.runs.packaged import announcement\n"
+        "from narrowcast.packaged import announcement\n"
         "print(announcement(sys.argv[1], sys.argv[2:]))\n"
         "assert not {'torch', 'ray', 'mlflow', 'pandas', 'scipy'} & {*sys.modules}\n"
     )

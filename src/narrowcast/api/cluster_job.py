@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from narrowcast.cluster.dashboard import Dashboard
+from narrowcast.packaged import read_benchmark, read_experiment, read_study
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.extras import check_installed
-from narrowcast.runs.packaged import read_benchmark, read_experiment, read_study
 
 if TYPE_CHECKING:
     from narrowcast.cluster.ray_jobs import RayJob, RayJobs

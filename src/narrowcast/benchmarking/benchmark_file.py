@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from narrowcast import packaged
 from narrowcast.platform.config import command, flatten, not_a_mapping, plugin_folders, read_yaml, suggest, validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.patterns import Matches, Name
 from narrowcast.platform.section import Section
-from narrowcast.runs import packaged
 from narrowcast.solve_run import Solve, build_solve
 
 _ELSEWHERE = {"problem": "problems", "solver": "solvers", "seed": "seeds", "name": "name", "replicas": "seeds"}

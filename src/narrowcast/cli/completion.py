@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 def experiments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the packaged experiments and solves, or let the shell complete the path of a file."""
     del context, parameter
-    from narrowcast.runs.packaged import EXPERIMENTS, SOLVES, summaries
+    from narrowcast.packaged import EXPERIMENTS, SOLVES, summaries
 
     return _matching({**summaries(EXPERIMENTS), **summaries(SOLVES)}.items(), incomplete)
 
@@ -20,7 +20,7 @@ def experiments(context: click.Context, parameter: click.Parameter, incomplete: 
 def studies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the packaged studies, or let the shell complete the path of a file."""
     del context, parameter
-    from narrowcast.runs.packaged import STUDIES, summaries
+    from narrowcast.packaged import STUDIES, summaries
 
     return _matching(summaries(STUDIES).items(), incomplete)
 
@@ -28,7 +28,7 @@ def studies(context: click.Context, parameter: click.Parameter, incomplete: str)
 def benchmarks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the packaged benchmarks, or let the shell complete the path of a file."""
     del context, parameter
-    from narrowcast.runs.packaged import BENCHMARKS, summaries
+    from narrowcast.packaged import BENCHMARKS, summaries
 
     return _matching(summaries(BENCHMARKS).items(), incomplete)
 

@@ -89,7 +89,7 @@ def _named(topic: str) -> Mapping[str, str]:
 
         papers = {name: each.what for name, each in TARGETS.items()}
         return papers | {name: each.what for name, each in STUDY_TARGETS.items()}
-    from narrowcast.runs.packaged import BENCHMARKS, EXPERIMENTS, SOLVES, STUDIES, summaries
+    from narrowcast.packaged import BENCHMARKS, EXPERIMENTS, SOLVES, STUDIES, summaries
 
     folders = {"experiment": EXPERIMENTS, "solve": SOLVES, "benchmark": BENCHMARKS, "study": STUDIES}
     return summaries(folders[topic])

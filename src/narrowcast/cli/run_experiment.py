@@ -120,7 +120,7 @@ def run(
 
 def _announce(asked: _Asked) -> None:
     """Print what the run is, before torch is imported."""
-    from narrowcast.runs.packaged import announcement
+    from narrowcast.packaged import announcement
     from narrowcast.runs.run_folder import CONFIG, find_run
 
     kind = "ray" if asked.address is not None else asked.backend

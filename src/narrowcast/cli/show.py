@@ -28,7 +28,7 @@ def show(experiment: str | None, overrides: tuple[str, ...], *, trust: bool) -> 
     (`narrowcast trust FOLDER`), or with --trust.
     """
     from narrowcast.experiment import load_experiment, packaged_experiments
-    from narrowcast.runs.packaged import SOLVES, names_solve, read_benchmark, summaries
+    from narrowcast.packaged import SOLVES, names_solve, read_benchmark, summaries
 
     pattern = experiment or "*"
     if "*" in pattern:

@@ -24,6 +24,12 @@ from narrowcast.platform.yaml_limits import load_limited
 ModelT = TypeVar("ModelT", bound=BaseModel)
 PLUGINS = "plugins"
 """The folder, beside a run's config.yaml, of the modules that its own classes come from."""
+MODEL = "model.safetensors"
+"""The file of a finished run with its global model."""
+FROZEN = "frozen.sha256"
+"""The sha256 of what no client trains in a run's model, before its result has it."""
+START = "start.safetensors"
+"""A copy of the model that a run starts from, which it is resumed and verified with."""
 _ERRORS_SHOWN = 4
 _MAY_HOLD_A_PASSWORD = ("tracking.uri", "study.storage")
 _LARGEST = 3.4e38

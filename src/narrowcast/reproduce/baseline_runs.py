@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from narrowcast.experiment import load_experiment
+from narrowcast.packaged import names_solve
 from narrowcast.reproduce.csv_lines import append_lines, read_lines
 from narrowcast.reproduce.fedmavg_central import RATINGS
 from narrowcast.reproduce.measured_target import MeasuredTarget
 from narrowcast.reproduce.sfmf_excerpt import EXCERPT
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
-from narrowcast.runs.packaged import names_solve
 from narrowcast.solve_run import load_solve
 
 SEEDS = 5

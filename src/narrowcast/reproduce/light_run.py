@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from narrowcast.packaged import names_solve
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import USER_FACTORS, MatrixFactorisation
@@ -17,7 +18,6 @@ from narrowcast.reproduce.client_ensemble import ensemble_of_clients
 from narrowcast.reproduce.light_solve import BASELINES, light_baseline, light_solve
 from narrowcast.reproduce.results_csv import COUNTS, METRICS
 from narrowcast.reproduce.run_spec import RunSpec
-from narrowcast.runs.packaged import names_solve
 
 
 class LightRun:

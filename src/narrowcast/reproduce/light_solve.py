@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from narrowcast.packaged import names_solve
 from narrowcast.platform.iterations import begin, iterations
 from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN
 from narrowcast.reproduce.run_spec import RunSpec
-from narrowcast.runs.packaged import names_solve
 from narrowcast.runs.solve_outputs import answer_sha256
 from narrowcast.solve_run import load_solve
 

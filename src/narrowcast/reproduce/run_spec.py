@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal
 
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.runs.packaged import names_solve
+from narrowcast.packaged import names_solve
 from narrowcast.solve_run import load_solve
 
 Measure = Literal["accuracy", "convergence", "times", "components", "ensemble", "popularity", "user_mean", "biases"]

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.resources import HostResources
+from narrowcast.packaged import names_solve, read_benchmark, read_experiment, read_study
 from narrowcast.platform.overrides import apply_overrides
-from narrowcast.runs.packaged import names_solve, read_benchmark, read_experiment, read_study
 
 
 def check_capacity(source: str, overrides: Sequence[str], dashboard: Dashboard) -> None:

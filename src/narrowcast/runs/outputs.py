@@ -19,12 +19,14 @@ from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.config import MODEL
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.disk import disk, make_folders, sync_all
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.kinds import optional
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.models.start_model import whole_model
 from narrowcast.platform.plugins import said
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal
@@ -34,8 +36,7 @@ from narrowcast.platform.tracking.partition_report import write_partition
 from narrowcast.platform.tracking.second_process import begin, run_figures
 from narrowcast.platform.tracking.targets import RunTargetCost, target_costs
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.run_folder import MODEL, RESULT
-from narrowcast.runs.start_model import whole_model
+from narrowcast.runs.run_folder import RESULT
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.config import FROZEN, START
 from narrowcast.platform.contracts import Dataset, Task
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
@@ -28,7 +29,7 @@ from narrowcast.runs.learning_check import check_learned
 from narrowcast.runs.outputs import frozen_entry, run_tags, write_model, write_outputs
 from narrowcast.runs.recordable import WriteOutputs
 from narrowcast.runs.round_watch import watch_rounds
-from narrowcast.runs.run_folder import FROZEN, START, answered_file, saved_config
+from narrowcast.runs.run_folder import answered_file, saved_config
 from narrowcast.runs.run_place import (
     check_digest,
     check_resumable,

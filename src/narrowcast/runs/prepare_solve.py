@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from narrowcast import packaged
 from narrowcast._version import __version__
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.iterations import Iteration, SolveState, begin, iterations, measured
@@ -16,7 +17,6 @@ from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.targets import check_targets
-from narrowcast.runs import packaged
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.recordable import WriteOutputs
 from narrowcast.runs.run_folder import CONFIG, has_run, saved_config

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.client_statistics import CLIENTS
+from narrowcast.platform.config import MODEL
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import optional
@@ -33,7 +34,7 @@ from narrowcast.platform.types import Arrays
 from narrowcast.runs.array_file import ModelFormat, write_arrays
 from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.result_file import Best, ResultFile, read_result, target_cost
-from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, saved_config
+from narrowcast.runs.run_folder import CONFIG, RESULT, saved_config
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
 
 if TYPE_CHECKING:

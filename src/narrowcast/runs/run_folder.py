@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from narrowcast.platform import plugins
 from narrowcast.platform.atomic_files import without_part, write_atomically
-from narrowcast.platform.config import PLUGINS, write_yaml
+from narrowcast.platform.config import PLUGINS, START, write_yaml
 from narrowcast.platform.disk import disk, make_folders, remove_tree
 from narrowcast.platform.errors import UserError, shown
 from narrowcast.platform.links import own_file
@@ -20,12 +20,8 @@ from narrowcast.platform.links import own_file
 if TYPE_CHECKING:
     from narrowcast.runs.recordable import RunConfig
 
-CONFIG, RESULT, MODEL, ANSWER = "config.yaml", "result.json", "model.safetensors", "answer.safetensors"
-FROZEN = "frozen.sha256"
-"""The sha256 of what no client trains in a run's model, before `result.json` has it."""
+CONFIG, RESULT, ANSWER = "config.yaml", "result.json", "answer.safetensors"
 ITERATIONS = "iterations.parquet"
-START = "start.safetensors"
-"""A copy of the model that the run starts from, which it is resumed and verified with."""
 _PATTERN = re.compile(r"[*?\[]")
 _NUMBER = re.compile(r"[0-9a-f]{16}")
 ANSWERED = "answered.jsonl"

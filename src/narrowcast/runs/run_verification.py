@@ -21,10 +21,12 @@ from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.checkpoint import Saved, read_checkpoints
 from narrowcast.platform.client_contracts import ClientSplit
+from narrowcast.platform.config import MODEL
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.evaluation import measure_all, metrics_of, model_sha256, sha256_of
 from narrowcast.platform.kinds import optional
 from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.models.start_model import whole_model
 from narrowcast.platform.outcome import CLIENT_METRICS, Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
@@ -36,8 +38,7 @@ from narrowcast.runs.journal_sums import clients_problem, rounds_problem
 from narrowcast.runs.outputs import baselines_entry, labels, measured
 from narrowcast.runs.repetition import Budget, Leg, coverage, legs_of
 from narrowcast.runs.result_file import ResultFile
-from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place, saved_config
-from narrowcast.runs.start_model import whole_model
+from narrowcast.runs.run_folder import CONFIG, RESULT, checkpoint_place, saved_config
 
 _OF_KEYS = (
     *("uplink_bits", "downlink_bits", "total_uplink_bits", "total_downlink_bits", "total_bits"),

@@ -24,6 +24,7 @@ from narrowcast.cluster.preflight import SCRIPT, check_packages
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.cluster.ray_jobs import STOP_SECONDS, RayJob, RayJobs
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.packaged import names_solve, read_benchmark, read_experiment, read_study
 from narrowcast.platform import plugins
 from narrowcast.platform.config import plugin_folders, write_yaml
 from narrowcast.platform.errors import UserError, shown
@@ -32,7 +33,6 @@ from narrowcast.platform.overrides import set_value
 from narrowcast.platform.patterns import check_name
 from narrowcast.platform.redaction import hide_secrets, redact, redact_values
 from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
-from narrowcast.runs.packaged import names_solve, read_benchmark, read_experiment, read_study
 from narrowcast.solve_run import Solve, load_solve
 
 _CONFIG = "config.yaml"

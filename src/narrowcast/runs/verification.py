@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from narrowcast.packaged import names_solve
 from narrowcast.platform import plugins
 from narrowcast.platform.config import read_yaml
 from narrowcast.platform.errors import UserError
@@ -16,7 +17,6 @@ from narrowcast.platform.trust import is_looking, looking, remedy
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.checks import Check, difference, table_problem
 from narrowcast.runs.journal_sums import clients_problem, iterations_problem, rounds_problem
-from narrowcast.runs.packaged import names_solve
 from narrowcast.runs.repetition import Budget
 from narrowcast.runs.run_folder import CONFIG, ITERATIONS, RESULT
 from narrowcast.runs.run_verification import verify_run

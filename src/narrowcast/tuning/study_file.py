@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
+from narrowcast import packaged
 from narrowcast.platform import plugins
 from narrowcast.platform.config import not_a_mapping, plugin_folders, read_yaml, validate
 from narrowcast.platform.errors import UserError
@@ -22,7 +23,6 @@ from narrowcast.platform.patterns import Name
 from narrowcast.platform.redaction import redact_values
 from narrowcast.platform.section import Section
 from narrowcast.platform.tracking.metric_direction import Declared
-from narrowcast.runs import packaged
 from narrowcast.tuning.experiment_subject import ExperimentSubject
 from narrowcast.tuning.solve_subject import SolveSubject
 from narrowcast.tuning.space import Dimension, Space

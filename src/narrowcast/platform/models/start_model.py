@@ -10,11 +10,11 @@ import numpy as np
 from safetensors import SafetensorError
 
 from narrowcast.platform.atomic_files import read_tensors
+from narrowcast.platform.config import FROZEN, MODEL, START
 from narrowcast.platform.contracts import Model, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.run_folder import FROZEN, MODEL, START
 
 
 def start_model(place: Path, folder: Path | None, model: Model, data: Any, seed: int) -> Arrays:
