@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from narrowcast.platform.described import Described
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.types import Arrays
 
 Status = Literal["running", "converged", "stalled", "diverged"]
@@ -45,6 +46,11 @@ class Problem(Described, Protocol):
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of an answer; those that depend on held-out data are named `test.metric`."""
         ...
+
+
+def name_of(problem: Any) -> str:
+    """Return the name of a problem, or of what was given in its place, short enough for an error."""
+    return f"{optional(problem, 'name', problem)!s:.60}"
 
 
 class ProblemSource(Protocol):

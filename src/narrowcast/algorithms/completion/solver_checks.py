@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.solver_contracts import name_of
 
 _LEAST, _MOST = 1e-100, 1e100
 
@@ -17,7 +18,7 @@ _LEAST, _MOST = 1e-100, 1e100
 def check_completion(problem: Any, rank: int | None) -> None:
     """Raise `UserError` if the problem is no completion problem, or if its matrix has not this rank or is all 0."""
     if not isinstance(problem, Completion):
-        raise UserError(f"{problem.name:.60} is not a matrix completion problem; choose another solver")
+        raise UserError(f"{name_of(problem)} is not a matrix completion problem; choose another solver")
     least = min(problem.observed.rows, problem.observed.columns)
     if rank is None and problem.rank is None:
         raise UserError(f"the rank of {problem.name} is not known; set solver.rank, 1 to {least}")

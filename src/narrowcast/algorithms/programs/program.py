@@ -20,7 +20,7 @@ from narrowcast.algorithms.programs.exchange_folder import folder_of, read_array
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.kinds import optional
 from narrowcast.platform.section import Section
-from narrowcast.platform.solver_contracts import Report, Status
+from narrowcast.platform.solver_contracts import Report, Status, name_of
 from narrowcast.platform.trust import check_may_run
 from narrowcast.platform.types import Arrays
 
@@ -64,7 +64,7 @@ class Program(Section):
             raise UserError(f"solver.script = {self.script}: there is no such file; give its path")
         if not callable(optional(problem, "exported")):
             raise UserError(
-                f"{problem.name:.60} has no method exported(), which gives programs its arrays; choose another problem"
+                f"{name_of(problem)} has no method exported(), which gives programs its arrays; choose another problem"
             )
 
     def init(self, problem: Any, seed: int) -> Arrays:

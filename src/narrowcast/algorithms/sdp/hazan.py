@@ -17,7 +17,7 @@ from narrowcast.algorithms.sdp.smooth_objective import SmoothObjective
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solver_contracts import Report
+from narrowcast.platform.solver_contracts import Report, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 
 StepRule = Literal["one_over_k", "two_over_k_plus_two", "line_search"]
@@ -73,7 +73,7 @@ class Hazan(Section):
                 )
             return
         if not isinstance(problem, Completion):
-            raise UserError(f"hazan solves matrix completion and MAXCUT, not {problem.name:.60}; choose another solver")
+            raise UserError(f"hazan solves matrix completion and MAXCUT, not {name_of(problem)}; choose another solver")
         check_completion(problem, 1)
 
     def init(self, problem: Any, seed: int) -> Arrays:

@@ -11,7 +11,7 @@ from narrowcast.algorithms.sdp.localisation_problem import Localisation
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solver_contracts import Report
+from narrowcast.platform.solver_contracts import Report, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LiftedStress(Section):
     def check(self, problem: Any) -> None:
         """Raise `UserError` for another problem than localisation, or dimensions below those of the space."""
         if not isinstance(problem, Localisation):
-            raise UserError(f"lifted_stress solves sensor localisation, not {problem.name:.60}; choose another solver")
+            raise UserError(f"lifted_stress solves sensor localisation, not {name_of(problem)}; choose another solver")
         if self.dimensions is not None and self.dimensions < problem.network.dimension:
             raise UserError(
                 f"solver.dimensions is {self.dimensions}, but the sensors are in {problem.network.dimension}; raise it"

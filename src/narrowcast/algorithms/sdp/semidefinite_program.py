@@ -18,7 +18,7 @@ from narrowcast.algorithms.sdp.symmetric_constraints import SymmetricConstraints
 from narrowcast.algorithms.sdp.trace_bound import implied_trace_bound
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import optional
-from narrowcast.platform.solver_contracts import Work
+from narrowcast.platform.solver_contracts import Work, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 
 if TYPE_CHECKING:
@@ -211,5 +211,5 @@ def semidefinite_program_of(problem: Any) -> SemidefiniteProgram:
     """Return the semidefinite program that a problem is, or that its `program` states; raise `UserError` for others."""
     found = optional(problem, "program", problem)
     if not isinstance(found, SemidefiniteProgram):
-        raise UserError(f"{problem.name:.60} is not a semidefinite program; use problems such as sdpa or max_cut")
+        raise UserError(f"{name_of(problem)} is not a semidefinite program; use problems such as sdpa or max_cut")
     return found
