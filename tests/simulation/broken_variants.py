@@ -18,7 +18,7 @@ from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking import mlflow_run
+from narrowcast.platform.tracking import cursor, mlflow_run
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs import outputs, recorder, run_folder
@@ -44,7 +44,7 @@ def _in_place() -> ExitStack:
         disk().sync(path.parent)
 
     stack = ExitStack()
-    for module in (mlflow_run, outputs, run_folder):
+    for module in (cursor, outputs, run_folder):
         stack.enter_context(patch.object(module, "write_atomically", write))
     return stack
 

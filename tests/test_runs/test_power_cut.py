@@ -24,7 +24,7 @@ from narrowcast.platform.tracking.journal_lines import read_lines
 from narrowcast.platform.tracking.mlflow_run import send_rounds
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs import session
-from narrowcast.runs.prepare import PreparedRun, prepare_resume
+from narrowcast.runs.prepare import PreparedExperiment, prepare_resume
 from narrowcast.runs.recorder import recorded
 from narrowcast.runs.run_folder import CONFIG, has_run
 from power_cuts import RULES, CrashState, crash_state, crash_states
@@ -95,7 +95,7 @@ def _rows(journal: Journal) -> list[dict[str, object]]:
     ]
 
 
-def prepared_from(state: CrashState, output: Path) -> PreparedRun | None:
+def prepared_from(state: CrashState, output: Path) -> PreparedExperiment | None:
     """Return the run that is resumed from a state, None if it had not begun."""
     output.mkdir()
     state.write(output)
@@ -107,7 +107,7 @@ def prepared_from(state: CrashState, output: Path) -> PreparedRun | None:
     return prepare_resume(folder, None)
 
 
-def played(prepared: PreparedRun) -> RunState:
+def played(prepared: PreparedExperiment) -> RunState:
     """Run to the end but for the outputs; return the last state."""
     with recorded(prepared, lambda _: None) as recorder:
         for outcome in prepared.experiment.backend.run(prepared.run, prepared.state):

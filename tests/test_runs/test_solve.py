@@ -231,7 +231,7 @@ def test_replicas_of_one_problem_load_it_once(tmp_path: Path) -> None:
     assert isinstance(first, PreparedSolve) and isinstance(second, PreparedSolve)
     assert first.problem is second.problem
     other = session.prepare_runs(str(POISSON), ["replicas.seed=[0,1]"], tmp_path)
-    assert len({each.about.digest for each in other}) == 2
+    assert len({each.input.digest for each in other}) == 2
 
 
 def test_interrupted_replicas_are_resumed_as_far_as_they_have_begun(tmp_path: Path) -> None:

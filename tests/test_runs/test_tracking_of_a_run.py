@@ -21,8 +21,9 @@ from command_line import assert_refused, narrowcast, run_folders
 from narrowcast.platform import plugins
 from narrowcast.platform.disk import Disk, using
 from narrowcast.platform.tracking import mlflow_run
+from narrowcast.platform.tracking.cursor import Cursor
 from narrowcast.platform.tracking.journal import Journal, locked
-from narrowcast.platform.tracking.mlflow_run import Cursor, Sender
+from narrowcast.platform.tracking.mlflow_run import Sender
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs.late_delivery import send_missing
 

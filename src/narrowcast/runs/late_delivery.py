@@ -10,8 +10,9 @@ from narrowcast.platform.config import command, flatten, read_yaml, validate
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.links import own_file
 from narrowcast.platform.redaction import has_hidden
+from narrowcast.platform.tracking.cursor import Cursor
 from narrowcast.platform.tracking.journal import Journal, locked
-from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run, open_run, why_lost
+from narrowcast.platform.tracking.mlflow_run import Sender, check_store, close_run, open_run, why_lost
 from narrowcast.platform.tracking.store_address import StoreAddress, Tracking, host_of, local_path
 from narrowcast.platform.trust import is_trusted
 from narrowcast.platform.yaml_limits import read_limited

@@ -23,11 +23,10 @@ from narrowcast.platform.threads import one_thread
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.partition_report import begin_figure
-from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.runs.learning_check import check_learned
 from narrowcast.runs.outputs import frozen_entry, run_tags, write_model, write_outputs
-from narrowcast.runs.recordable import WriteOutputs
+from narrowcast.runs.recordable import PreparedRun, WriteOutputs
 from narrowcast.runs.round_watch import watch_rounds
 from narrowcast.runs.run_folder import answered_file, saved_config
 from narrowcast.runs.run_place import (
@@ -42,16 +41,13 @@ from narrowcast.runs.run_place import (
 from narrowcast.runs.trial_round import try_round
 
 
-@dataclass(frozen=True)
-class PreparedRun:
-    """A run that has passed every check and has written nothing yet; `store` is that of MLflow."""
+@dataclass(frozen=True, kw_only=True)
+class PreparedExperiment(PreparedRun):
+    """An experiment that has passed every check and has written nothing yet."""
 
     experiment: Experiment
     run: Run
     state: RunState
-    folder: Path
-    store: StoreAddress
-    resuming: bool = False
 
     @property
     def config(self) -> Experiment:
@@ -64,7 +60,7 @@ class PreparedRun:
         return self.run.task
 
     @property
-    def about(self) -> Dataset:
+    def input(self) -> Dataset:
         """The data set."""
         return self.task.data
 
@@ -105,13 +101,13 @@ class PreparedRun:
 
 
 @one_thread()
-def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> PreparedRun:
+def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> PreparedExperiment:
     """Check a new run and choose its folder in `output`; `data` is loaded here unless given."""
     run = checked_run(experiment, data)
     state = start(run)
     _check_targets(run, experiment, state)
     folder, store = new_place(experiment, output)
-    return PreparedRun(experiment, run, state, folder, store)
+    return PreparedExperiment(experiment=experiment, run=run, state=state, folder=folder, store=store)
 
 
 def load_data(experiment: Experiment) -> Dataset:
@@ -144,7 +140,7 @@ def checked_run(experiment: Experiment, data: Dataset | None = None) -> Run:
 
 
 @one_thread()
-def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
+def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedExperiment:
     """Check a run that is to be resumed; `changed` may differ only in settings that results do not depend on."""
     check_resumable(folder, changed)
     saved = load_experiment(saved_config(folder))
@@ -170,10 +166,11 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     state = start(run) if kept is None else kept.state
     _check_targets(run, experiment, state)
     store = checked_store(experiment, folder.parent)
-    return PreparedRun(experiment, run, replace(state, settled_round=written), folder, store, resuming=True)
+    state = replace(state, settled_round=written)
+    return PreparedExperiment(experiment=experiment, run=run, state=state, folder=folder, store=store, resuming=True)
 
 
-def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
+def prepare_lockstep(runs: Sequence[PreparedExperiment]) -> list[PreparedExperiment]:
     """Check that runs can go in lockstep in this process, and let those with the same data share one object."""
     by_digest = {each.task.data.digest: each.task.data for each in reversed(runs)}
     for each in runs:

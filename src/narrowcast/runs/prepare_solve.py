@@ -15,10 +15,9 @@ from narrowcast.platform.iterations import Iteration, SolveState, begin, iterati
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.metric_labels import shares_of
-from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.runs.outputs import git_commit
-from narrowcast.runs.recordable import WriteOutputs
+from narrowcast.runs.recordable import PreparedRun, WriteOutputs
 from narrowcast.runs.run_folder import CONFIG, has_run, saved_config
 from narrowcast.runs.run_place import (
     check_digest,
@@ -35,16 +34,13 @@ from narrowcast.solve_run import Solve, load_solve, load_solves
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PreparedSolve:
-    """A solve that has passed every check and has written nothing yet; `store` is that of MLflow."""
+@dataclass(frozen=True, kw_only=True)
+class PreparedSolve(PreparedRun):
+    """A solve that has passed every check and has written nothing yet."""
 
     solve: Solve
     problem: Problem
     state: SolveState
-    folder: Path
-    store: StoreAddress
-    resuming: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     """More tags of the run in MLflow."""
 
@@ -54,7 +50,7 @@ class PreparedSolve:
         return self.solve
 
     @property
-    def about(self) -> Problem:
+    def input(self) -> Problem:
         """The problem."""
         return self.problem
 
@@ -68,9 +64,6 @@ class PreparedSolve:
             "narrowcast_version": __version__,
             **self.labels,
         }
-
-    def keep_inputs(self) -> None:
-        """Write nothing, since the problem follows from `config.yaml`."""
 
     def steps(self) -> Generator[Iteration, None, None]:
         """Run the iterations after `state` and yield those that are recorded."""
@@ -99,7 +92,8 @@ class PreparedSolve:
 def prepare_solve(solve: Solve, output: Path, problem: Problem | None = None) -> PreparedSolve:
     """Check a new solve, make its first state and choose its folder; `problem` is loaded here unless given."""
     problem, state = _begun(solve, problem)
-    return PreparedSolve(solve, problem, state, *new_place(solve, output))
+    folder, store = new_place(solve, output)
+    return PreparedSolve(solve=solve, problem=problem, state=state, folder=folder, store=store)
 
 
 def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = None) -> PreparedSolve:
@@ -128,7 +122,8 @@ def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = 
         problem, state = _checked(solve, problem), kept.state
         if written > state.step:
             state = replace(state, settled=(written, float(journal.rounds[-1]["solver_seconds"])))
-    return PreparedSolve(solve, problem, state, folder, checked_store(solve, folder.parent), resuming=True)
+    store = checked_store(solve, folder.parent)
+    return PreparedSolve(solve=solve, problem=problem, state=state, folder=folder, store=store, resuming=True)
 
 
 def _checked(solve: Solve, problem: Problem | None = None) -> Problem:

@@ -18,7 +18,7 @@ from narrowcast.platform.tracking.journal_lines import step_name, step_of
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, primary_metric, shares_of
 from narrowcast.platform.tracking.units import counted, format_bits, format_seconds, format_short_seconds
-from narrowcast.runs.prepare import PreparedRun
+from narrowcast.runs.prepare import PreparedExperiment
 from narrowcast.runs.prepare_solve import PreparedSolve
 from narrowcast.runs.terminal_output import output_may_end
 
@@ -109,16 +109,16 @@ class ProgressDisplay:
                 self._print(f"{name}: {counted(rounds, unit)}" + (f", resuming after {unit} {done}" if done else ""))
 
     @classmethod
-    def of(cls, runs: Sequence[PreparedRun] | Sequence[PreparedSolve]) -> ProgressDisplay:
+    def of(cls, runs: Sequence[PreparedExperiment] | Sequence[PreparedSolve]) -> ProgressDisplay:
         """Return the display for runs that are about to start."""
         solves = {each.folder.name: each for each in runs if isinstance(each, PreparedSolve)}
         if solves:
             shares = shares_of(next(iter(solves.values())).solve.problem)
             steps = {name: (each.state.iteration, each.solve.iterations) for name, each in solves.items()}
-            return cls(steps, shares, ITERATION, data_line(runs[0].about))
-        experiments = [each for each in runs if isinstance(each, PreparedRun)]
+            return cls(steps, shares, ITERATION, data_line(runs[0].input))
+        experiments = [each for each in runs if isinstance(each, PreparedExperiment)]
         rounds = {each.folder.name: (each.state.round_index, each.experiment.rounds) for each in experiments}
-        return cls(rounds, shares_of(experiments[0].experiment.model), data=data_line(runs[0].about))
+        return cls(rounds, shares_of(experiments[0].experiment.model), data=data_line(runs[0].input))
 
     def __enter__(self) -> ProgressDisplay:
         return self

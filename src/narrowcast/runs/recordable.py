@@ -1,8 +1,10 @@
-"""The contract of a prepared run of any kind: what the recorder needs of it."""
+"""The base of prepared runs of any kind: what the recorder needs of them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,55 +55,49 @@ class RunConfig(Protocol):
         ...
 
 
-class Recordable(Protocol):
-    """A run that has passed every check and has written nothing yet; `store` is that of MLflow."""
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun(ABC):
+    """A run that has passed every check and has written nothing yet.
+
+    Attributes:
+        folder: the folder of the run.
+        store: the address of the MLflow store.
+        state: the `KeptState` from which the run goes on.
+        resuming: True if the folder has a run to go on with.
+
+    """
+
+    folder: Path
+    store: StoreAddress
+    state: Any
+    resuming: bool = False
 
     @property
+    @abstractmethod
     def config(self) -> RunConfig:
         """The model of the whole run."""
-        ...
 
     @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        ...
-
-    @property
-    def store(self) -> StoreAddress:
-        """The address of the MLflow store."""
-        ...
-
-    @property
-    def state(self) -> Any:
-        """The `KeptState` from which the run goes on."""
-        ...
-
-    @property
-    def resuming(self) -> bool:
-        """True if the folder has a run to go on with."""
-        ...
-
-    @property
-    def about(self) -> Described:
+    @abstractmethod
+    def input(self) -> Described:
         """The data set or problem."""
-        ...
 
+    @abstractmethod
     def tags(self) -> dict[str, str]:
         """Return the tags of the run in MLflow."""
-        ...
 
     def keep_inputs(self) -> None:
-        """Write to the run's folder what a resume needs besides checkpoints."""
-        ...
+        """Write to the run's folder what a resume needs besides checkpoints: nothing if all follows from `config`."""
+        return
 
+    @abstractmethod
     def steps(self) -> Generator[Any, None, None]:
         """Run from `state` on and yield each `Step`."""
-        ...
 
+    @abstractmethod
     def watch(self, journal: Journal) -> Callable[[Any], None]:
         """Return a function to be called after each step, which logs it and raises `LearnedNothing` for a vain run."""
-        ...
 
+    @abstractmethod
     def begin_outputs(self) -> WriteOutputs:
         """Begin to draw what does not depend on the run; return the function that writes the outputs."""
-        ...

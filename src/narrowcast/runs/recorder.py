@@ -17,9 +17,9 @@ from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError,
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.step import KeptState, Step
+from narrowcast.platform.tracking.cursor import Cursor
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import (
-    Cursor,
     Sender,
     close_run,
     monitor_system,
@@ -28,7 +28,7 @@ from narrowcast.platform.tracking.mlflow_run import (
     why_lost,
 )
 from narrowcast.runs.closing_entries import closing_entries
-from narrowcast.runs.recordable import Recordable, WriteOutputs
+from narrowcast.runs.recordable import PreparedRun, WriteOutputs
 from narrowcast.runs.run_folder import CONFIG, checkpoint_place, remove_local_checkpoints, write_config
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ OnRound = Callable[[Mapping[str, Any]], None]
 class Recorder:
     """Writes the steps of one run, and its outputs at the end."""
 
-    prepared: Recordable
+    prepared: PreparedRun
     journal: Journal
     sender: Sender
     on_round: OnRound
@@ -71,7 +71,7 @@ class Recorder:
         place = checkpoint_place(config, self.prepared.folder)
         try:
             save_checkpoint(
-                place, state, config.digest(), config.checkpoints_kept, data_sha256=self.prepared.about.digest
+                place, state, config.digest(), config.checkpoints_kept, data_sha256=self.prepared.input.digest
             )
         except OSError as error:
             raise RunFailed(
@@ -104,7 +104,7 @@ class Recorder:
 
 
 @contextmanager
-def recorded(prepared: Recordable, on_round: OnRound, *, monitored: bool = True) -> Iterator[Recorder]:
+def recorded(prepared: PreparedRun, on_round: OnRound, *, monitored: bool = True) -> Iterator[Recorder]:
     """Open the run's folder and its MLflow run, new or resumed, and close both however the block ends.
 
     Raise `RunFailed` if the disk is full, or fails.
@@ -113,7 +113,7 @@ def recorded(prepared: Recordable, on_round: OnRound, *, monitored: bool = True)
         yield from _recorded(prepared, on_round, monitored)
 
 
-def _recorded(prepared: Recordable, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
+def _recorded(prepared: PreparedRun, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
     folder = prepared.folder
     if prepared.resuming:
         with locked(folder):
@@ -133,14 +133,14 @@ def _recorded(prepared: Recordable, on_round: OnRound, monitored: bool) -> Itera
         yield from _recording(prepared, cursor, on_round, monitored)
 
 
-def _opened(prepared: Recordable) -> Cursor:
+def _opened(prepared: PreparedRun) -> Cursor:
     """Create the MLflow run."""
     config = prepared.config
     params = flatten(config.plain())
-    return open_run(prepared.folder, config.tracking, params, prepared.tags(), prepared.about, prepared.store)
+    return open_run(prepared.folder, config.tracking, params, prepared.tags(), prepared.input, prepared.store)
 
 
-def _reopened(prepared: Recordable) -> Cursor:
+def _reopened(prepared: PreparedRun) -> Cursor:
     """Continue the MLflow run; if the store does not have it any more, create one that gets the rounds so far too."""
     folder, store = prepared.folder, prepared.store
     cursor = Cursor.find(folder)
@@ -153,7 +153,7 @@ def _reopened(prepared: Recordable) -> Cursor:
     return cursor
 
 
-def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
+def _recording(prepared: PreparedRun, cursor: Cursor, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
     """Record a run whose MLflow run is open, and close that whatever is raised.
 
     A new run leaves no folder if it fails before its first checkpoint, or before its first step by what a resume would

@@ -19,9 +19,9 @@ from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import Rounds, lockstep
 from narrowcast.platform.state import Interrupted
-from narrowcast.runs.prepare import PreparedRun, load_data, prepare, prepare_lockstep, prepare_resume
+from narrowcast.runs.prepare import PreparedExperiment, load_data, prepare, prepare_lockstep, prepare_resume
 from narrowcast.runs.prepare_solve import PreparedSolve, are_solves, prepare_solves
-from narrowcast.runs.recordable import Recordable
+from narrowcast.runs.recordable import PreparedRun
 from narrowcast.runs.recorder import OnRound, recorded
 from narrowcast.runs.remarks import remarks
 from narrowcast.runs.run_folder import CONFIG, find_run, has_run
@@ -29,7 +29,7 @@ from narrowcast.solve_run import Solve
 
 logger = logging.getLogger(__name__)
 _NAMES_SHOWN = 3
-Prepared = Sequence[PreparedRun] | Sequence[PreparedSolve]
+Prepared = Sequence[PreparedExperiment] | Sequence[PreparedSolve]
 """The runs of one command, of one kind."""
 Source = str | Mapping[str, Any] | Experiment
 """An experiment: its name, the path of its file, its values, or itself."""
@@ -97,19 +97,19 @@ def _load(experiments: Sequence[Experiment]) -> list[Dataset]:
     return [by_source[repr(each.data_source)] for each in experiments]
 
 
-def _prepare_named(folder: Path, source: Source | None, overrides: Sequence[str]) -> PreparedRun:
+def _prepare_named(folder: Path, source: Source | None, overrides: Sequence[str]) -> PreparedExperiment:
     config = folder / CONFIG
     changes = source is not None or (overrides and config.is_file())
     changed = load_experiment(str(config) if source is None else source, overrides) if changes else None
     return prepare_resume(folder, changed)
 
 
-def begun(runs: Sequence[Recordable]) -> Sequence[Recordable]:
+def begun(runs: Sequence[PreparedRun]) -> Sequence[PreparedRun]:
     """Return the runs that have a folder, which can be resumed."""
     return [each for each in runs if each.folder.is_dir()]
 
 
-def resume_command(runs: Sequence[Recordable]) -> str:
+def resume_command(runs: Sequence[PreparedRun]) -> str:
     """Return the command that resumes those of these runs that have begun, many of them by a pattern of their names."""
     output, names = runs[0].folder.parent, [each.folder.name for each in begun(runs)]
     pattern = f"{escape(commonprefix(names))}*"  # noqa: RUF071 - the beginnings of names, not paths
@@ -126,13 +126,13 @@ def run_all(runs: Prepared, on_round: OnRound) -> list[dict[str, Any] | RunFaile
     """
     if len(runs) == 1:
         return [run(runs[0], on_round)]
-    experiments = [each for each in runs if isinstance(each, PreparedRun)]
+    experiments = [each for each in runs if isinstance(each, PreparedExperiment)]
     if len(experiments) == len(runs):
         return run_replicas(experiments, on_round)
     return [_result_or_failure(each, on_round) for each in runs]
 
 
-def _result_or_failure(prepared: Recordable, on_round: OnRound) -> dict[str, Any] | RunFailed:
+def _result_or_failure(prepared: PreparedRun, on_round: OnRound) -> dict[str, Any] | RunFailed:
     try:
         return run(prepared, on_round)
     except RunFailed as error:
@@ -140,7 +140,7 @@ def _result_or_failure(prepared: Recordable, on_round: OnRound) -> dict[str, Any
 
 
 def run(
-    prepared: Recordable, on_round: OnRound, *, keep_checkpoints: bool = True, monitored: bool = True
+    prepared: PreparedRun, on_round: OnRound, *, keep_checkpoints: bool = True, monitored: bool = True
 ) -> dict[str, Any]:
     """Run to the end and return the content of `result.json`.
 
@@ -159,7 +159,7 @@ def run(
         return recorder.finish(keep_checkpoints=keep_checkpoints)
 
 
-def run_replicas(runs: Sequence[PreparedRun], on_round: OnRound) -> list[dict[str, Any] | RunFailed]:
+def run_replicas(runs: Sequence[PreparedExperiment], on_round: OnRound) -> list[dict[str, Any] | RunFailed]:
     """Run replicas that share their data in lockstep, in this process; return each one's result or failure."""
     results: dict[int, dict[str, Any] | RunFailed] = {}
     with ExitStack() as stack:
@@ -202,7 +202,7 @@ def _try(results: dict[int, Any], place: int, step: Callable[..., ResultT], *arg
         return None
 
 
-def failures(runs: Sequence[Recordable], results: Sequence[dict[str, Any] | RunFailed]) -> str:
+def failures(runs: Sequence[PreparedRun], results: Sequence[dict[str, Any] | RunFailed]) -> str:
     """Return which replicas failed and why, empty if none did."""
     pairs = zip(runs, results, strict=True)
     return "; ".join(f"{each.folder.name}: {error}" for each, error in pairs if isinstance(error, RunFailed))

@@ -9,22 +9,21 @@ from typing import Any, ClassVar
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, build_experiment, defaults_for
-from narrowcast.platform.contracts import DataSource
+from narrowcast.platform.contracts import DataSource, Model
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.evaluation import measure
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.overrides import Defaults
 from narrowcast.platform.state import start
 from narrowcast.platform.threads import one_thread
-from narrowcast.platform.tracking.metric_direction import Declared, declared_by
-from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.tuning.study_settings import EXPERIMENT_COSTS
+from narrowcast.tuning.subject import Subject
 from narrowcast.tuning.trial_runner import SharedData, run_trials
 
 _WARM_UP, _TIMED = 2, 5  # rounds; the first compile kernels
 
 
-class ExperimentSubject:
+class ExperimentSubject(Subject):
     """A study of experiments: trials are chosen by validation metrics, bits and simulated time."""
 
     section: ClassVar[str] = "experiment"
@@ -73,13 +72,9 @@ class ExperimentSubject:
         measured = measure(made, start(made))
         return sorted(name for name in measured if name.startswith("validation.")), measured
 
-    def declared(self, run: Experiment) -> Declared:
-        """Return what the model declares."""
-        return declared_by(run.model)
-
-    def shares(self, run: Experiment) -> Declared:
-        """Return what the model declares."""
-        return shares_of(run.model)
+    def measures(self, run: Experiment) -> Model:
+        """Return the model."""
+        return run.model
 
     def timed(self, run: Experiment, shared: SharedData) -> tuple[float, float]:
         """Time a few rounds after a warm-up, and a measurement of the first model."""

@@ -13,17 +13,16 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.iterations import begin, iterations, measured
 from narrowcast.platform.overrides import Defaults
 from narrowcast.platform.solver_contracts import ProblemSource
-from narrowcast.platform.tracking.metric_direction import Declared, declared_by
-from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.solve_run import Solve, build_solve
 from narrowcast.tuning.solve_trials import SharedProblem, run_solve_trials, selects
 from narrowcast.tuning.study_settings import SOLVE_COSTS
+from narrowcast.tuning.subject import Subject
 
 _TIMED = 5  # iterations
 _ENDS = ("iterations", "tolerance", "solver_seconds", "evaluate_every", "spacing")
 
 
-class SolveSubject:
+class SolveSubject(Subject):
     """A study of solves: trials are chosen by the problem's metrics, by iterations and by the time of the solver.
 
     A metric of test is among them only if each seed draws another problem; the hold-out evaluation has new seeds.
@@ -83,13 +82,9 @@ class SolveSubject:
         found = measured(problem, run.solver, begin(problem, run.solver, run.seed))
         return [name for name in found if selects(run, name)], found
 
-    def declared(self, run: Solve) -> Declared:
-        """Return what the problem declares."""
-        return declared_by(run.problem)
-
-    def shares(self, run: Solve) -> Declared:
-        """Return what the problem declares."""
-        return shares_of(run.problem)
+    def measures(self, run: Solve) -> ProblemSource:
+        """Return the problem."""
+        return run.problem
 
     def timed(self, run: Solve, shared: SharedProblem) -> tuple[float, float]:
         """Time a few iterations and measurements."""

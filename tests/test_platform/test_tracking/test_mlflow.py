@@ -154,7 +154,7 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: TrackedRun, tmp_
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from narrowcast.platform.tracking.mlflow_run import Cursor
+from narrowcast.platform.tracking.cursor import Cursor
 from narrowcast.runs import session
 
 Cursor.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the store has the run, and its folder does not know

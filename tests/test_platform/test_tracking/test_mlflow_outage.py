@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow_server import MlflowServer
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking import mlflow_run
-from narrowcast.platform.tracking.mlflow_run import Cursor
+from narrowcast.platform.tracking.cursor import Cursor
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs import session
 from narrowcast.runs.late_delivery import send_missing

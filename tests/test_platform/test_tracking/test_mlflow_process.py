@@ -20,8 +20,8 @@ from mlflow import MlflowClient
 
 from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.tracking import second_process as module
+from narrowcast.platform.tracking.cursor import Cursor
 from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.mlflow_run import Cursor
 from narrowcast.platform.tracking.second_process import (
     SecondProcess,
     begin,

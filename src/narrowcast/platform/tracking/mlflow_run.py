@@ -7,80 +7,31 @@ the journal. Importing this does not import MLflow, which `mlflow_store` calls.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
-from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.described import Described
-from narrowcast.platform.errors import StoreError, StoreRefused, UserError, described
+from narrowcast.platform.errors import StoreError, StoreRefused, described
 from narrowcast.platform.host_time import Repeated, host_time
 from narrowcast.platform.links import own_files
 from narrowcast.platform.redaction import redact
-from narrowcast.platform.tracking.journal import AtWork, Journal, has_journal, read_locked
+from narrowcast.platform.tracking.cursor import CURSOR, Cursor
+from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.second_process import CallsClosedError, call, mlflow_store
 from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
 
 logger = logging.getLogger(__name__)
-_CURSOR = "tracking.json"
 _RETRY_SECONDS = 5.0
 _METRICS_AT_ONCE = 1000  # MLflow's limit per request
 _ROWS_AT_ONCE = 100  # a row has more than ten metrics
 _LARGEST_ARTIFACT_BYTES = 10**9  # the state of error feedback is larger, and only a resume needs it
-
-
-@dataclass(frozen=True)
-class Cursor:
-    """The part of a run that the store has.
-
-    Attributes:
-        uri: the address of the store, without secrets.
-        run_id: MLflow's id of the run.
-        sent_rounds: the number of the journal's rows that the store has.
-        closed: True once the run has ended in the store, with its artifacts.
-        status: MLflow's status of the run at its end.
-        folder: the run's folder, by which a copy of it is known; empty if an earlier version wrote this.
-        tags: the tags that the run was opened with.
-        data: the fields of MLflow's `Dataset` that it was opened with.
-
-    """
-
-    uri: str
-    run_id: str
-    sent_rounds: int = 0
-    closed: bool = False
-    status: str = "FAILED"
-    folder: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    data: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, folder: Path) -> Cursor:
-        """Read `tracking.json` of a run's folder; raise `UserError` if there is none."""
-        try:
-            return cls(**json.loads((folder / _CURSOR).read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{folder} holds no run that was tracked ({error}); give a run's folder") from error
-
-    @classmethod
-    def find(cls, folder: Path) -> Cursor | None:
-        """Read `tracking.json`; return None if it is missing or damaged."""
-        try:
-            return cls.load(folder)
-        except UserError:
-            return None
-
-    def save(self, folder: Path) -> None:
-        """Write `tracking.json`."""
-        write_atomically(folder / _CURSOR, json.dumps(asdict(self)).encode())
 
 
 def check_store(store: StoreAddress, remedy: str = "set tracking.credentials=environment") -> None:
@@ -113,23 +64,6 @@ def open_run(
     return Cursor(store.shown, run_id, folder=str(folder.resolve()), tags=dict(tags), data=about)
 
 
-def place_of(folder: Path) -> str:
-    """Return the value of the tag `PLACE`: a folder of this machine, which the store is not told."""
-    return hashlib.sha256(f"{socket.gethostname()}:{folder}".encode()).hexdigest()[:16]
-
-
-def is_abandoned(folder: Path, run_id: str) -> bool:
-    """Return whether a folder has this MLflow run, not ended, and no process is at work on it."""
-    cursor = Cursor.find(folder)
-    if cursor is None or cursor.run_id != run_id or cursor.closed or not has_journal(folder):
-        return False
-    try:
-        with read_locked(folder):
-            return True
-    except (AtWork, OSError):
-        return False
-
-
 def _dataset(data: Described) -> dict[str, str]:
     return {
         "name": data.name,
@@ -151,7 +85,7 @@ def why_lost(folder: Path, store: StoreAddress, cursor: Cursor | None) -> str:
     Raise `UserError` if the store does not answer.
     """
     if cursor is None:
-        return f"{folder / _CURSOR} is missing or damaged"
+        return f"{folder / CURSOR} is missing or damaged"
     original = Path(cursor.folder)
     is_copy = cursor.folder and original != folder.resolve()
     if is_copy and (other := Cursor.find(original)) is not None and other.run_id == cursor.run_id:
@@ -191,7 +125,7 @@ def close_run(
     try:
         files = []
         for path in own_files(folder):
-            if path.name in (_CURSOR, "journal.jsonl"):
+            if path.name in (CURSOR, "journal.jsonl"):
                 continue
             if (size := path.stat().st_size) > _LARGEST_ARTIFACT_BYTES:
                 logger.warning("%s (%.1f GB) is too large for MLflow and stays there", path, size / 1e9)

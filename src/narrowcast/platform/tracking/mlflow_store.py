@@ -24,8 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from narrowcast.platform.errors import StoreError, StoreRefused, UserError
 from narrowcast.platform.redaction import check_address, has_hidden, redact
 from narrowcast.platform.scoped_settings import ScopedSettings
+from narrowcast.platform.tracking.cursor import is_abandoned, place_of
 from narrowcast.platform.tracking.journal_lines import step_of
-from narrowcast.platform.tracking.mlflow_run import is_abandoned, place_of
 from narrowcast.platform.tracking.store_address import PLACE, StoreAddress
 
 
