@@ -36,6 +36,7 @@ from simulated_ray import SimulatedRay
 from simulated_store import SimulatedStore
 from workloads import SOURCES, WORKLOADS, experiment_of
 
+from narrowcast import packaged
 from narrowcast.catalog import DATA
 from narrowcast.platform.config import read_yaml, write_yaml
 from narrowcast.platform.disk import using
@@ -43,7 +44,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import time_of
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_store import metric_name
-from narrowcast.runs import outputs, packaged, run_folder, session
+from narrowcast.runs import outputs, run_folder, session
 from narrowcast.runs.late_delivery import send_missing
 
 _MOST_PROCESSES = 12
