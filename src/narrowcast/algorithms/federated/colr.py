@@ -14,8 +14,8 @@ import numpy as np
 
 from narrowcast.algorithms.federated.low_rank import LowRank
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
-from narrowcast.platform.contracts import Broadcast, Task
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.types import Chunk, IntArray
 
 
 class CoLR(LowRank):
@@ -32,23 +32,6 @@ class CoLR(LowRank):
     clients_choose_ranks: ClassVar[bool] = False
 
     kind: Literal["colr"] = "colr"
-
-    # Server half
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Send A of the last round and the seed of B, Algorithm 1, lines 2 to 6; Q itself to a newcomer."""
-        return self.form(server).broadcast(server, task, round_index)
-
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return A = mean of the clients' A_u (line 11), and Q + A B, which every client computes too (line 4)."""
-        del task, round_index
-        return self.form(server).step(server, broadcast, total)
-
-    # Client half
-
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train p_u and A_u, from A_u = 0 with Q + A_u B, and send A_u: lines 6 to 9."""
-        return self.form(broadcast).train(broadcast, chunk, task)
 
     def choose_ranks(self, sizes: Callable[[], UpdateSizes], chunk: Chunk, task: Task) -> tuple[IntArray, None]:
         """Return r for every client."""

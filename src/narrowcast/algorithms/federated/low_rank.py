@@ -21,7 +21,7 @@ from narrowcast.algorithms.federated.low_rank_rows import RowForm
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.uploads.partial_sums import Aggregation, add_up
-from narrowcast.platform.contracts import LocalCall, Task, Traits
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
@@ -98,6 +98,31 @@ class LowRank(SizesDownloads, BaseModel, ABC):
         """Return the private parameters of all clients, such as the user factors P [U, d]."""
         return task.model.init_clients(task.data, task.private_seed.value)
 
+    # Server half; lines are those of Algorithms 1 and 2, and S_u is the identity in the first
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Send A of the last round and the seed of B, lines 2 to 6; Q itself to a newcomer."""
+        return self.form(server).broadcast(server, task, round_index)
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Add up the chunks' sums."""
+        return add_up(partials)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
+        """Return A = mean of the clients' S_u A_u (line 11), and Q + A B, which every client computes too (line 4)."""
+        del task, round_index
+        return self.form(server).step(server, broadcast, total)
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return Q, or the network's parameters."""
+        return self.form(server).final(server)
+
+    # Client half
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Choose r_u, draw S_u, train p_u and A_u, from A_u = 0 with Q + S_u A_u B, and send A_u: lines 6 to 9."""
+        return self.form(broadcast).train(broadcast, chunk, task)
+
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
         """Return the local training of a network; None for matrix factorisation, which has a program of its own."""
         return self.form(broadcast).local_call(broadcast, chunk, task)
@@ -105,14 +130,6 @@ class LowRank(SizesDownloads, BaseModel, ABC):
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send what the clients of a network trained."""
         return self.form(broadcast).upload(broadcast, chunk, task, updates)
-
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums."""
-        return add_up(partials)
-
-    def final(self, server: Arrays) -> Arrays:
-        """Return Q, or the network's parameters."""
-        return self.form(server).final(server)
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout:
         """Return the layout of the sum of A."""

@@ -19,9 +19,9 @@ from narrowcast.algorithms.federated.factorisation_checks import expected_rows, 
 from narrowcast.algorithms.federated.low_rank import LowRank
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
 from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES, RankPolicy, UniformRank
-from narrowcast.platform.contracts import Broadcast, RateDistortion, Task
+from narrowcast.platform.contracts import RateDistortion, Task
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
+from narrowcast.platform.types import Chunk, FloatArray, IntArray
 
 _NORM_BITS = 16.0  # of a column, in bfloat16
 
@@ -47,23 +47,6 @@ class SCoLR(LowRank):
     rank_policy: Annotated[RankPolicy, RANK_POLICIES] = Field(
         UniformRank(), description="choice of each client's rank in a round"
     )
-
-    # Server half
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Send A of the last round and the seed of B, Algorithm 2, lines 2 to 6; Q itself to a newcomer."""
-        return self.form(server).broadcast(server, task, round_index)
-
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return A = mean of the clients' S_u A_u (line 11), and Q + A B, which every client computes too (line 4)."""
-        del task, round_index
-        return self.form(server).step(server, broadcast, total)
-
-    # Client half
-
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Choose r_u, draw S_u, train p_u and A_u with Q + S_u A_u B (equation 6), and send A_u: lines 6 to 9."""
-        return self.form(broadcast).train(broadcast, chunk, task)
 
     def choose_ranks(
         self, sizes: Callable[[], UpdateSizes], chunk: Chunk, task: Task
