@@ -28,16 +28,8 @@ from narrowcast.runs.learning_check import check_learned
 from narrowcast.runs.outputs import frozen_entry, run_tags, write_model, write_outputs
 from narrowcast.runs.recordable import PreparedRun, WriteOutputs
 from narrowcast.runs.round_watch import watch_rounds
-from narrowcast.runs.run_folder import answered_file, saved_config
-from narrowcast.runs.run_place import (
-    check_digest,
-    check_resumable,
-    check_same,
-    check_same_data,
-    checked_store,
-    kept_state,
-    new_place,
-)
+from narrowcast.runs.run_folder import answered_file
+from narrowcast.runs.run_place import check_same_data, checked_store, new_place, to_resume
 from narrowcast.runs.trial_round import try_round
 
 
@@ -142,15 +134,8 @@ def checked_run(experiment: Experiment, data: Dataset | None = None) -> Run:
 @one_thread()
 def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedExperiment:
     """Check a run that is to be resumed; `changed` may differ only in settings that results do not depend on."""
-    check_resumable(folder, changed)
-    saved = load_experiment(saved_config(folder))
-    experiment = changed or saved
-    if changed is not None:
-        check_same(folder, saved, changed)
-    kept, journal = kept_state(folder, saved, RunState)
-    written = journal.last_step
-    check_digest(folder, kept, experiment)
-    if experiment.rounds < written:
+    experiment, kept, journal = to_resume(folder, changed, load_experiment, RunState)
+    if experiment.rounds < (written := journal.last_step):
         raise UserError(
             f"{folder.name} has finished {written} rounds already and rounds = {experiment.rounds}; raise rounds"
         )

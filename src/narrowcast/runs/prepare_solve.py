@@ -18,16 +18,8 @@ from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.recordable import PreparedRun, WriteOutputs
-from narrowcast.runs.run_folder import CONFIG, has_run, saved_config
-from narrowcast.runs.run_place import (
-    check_digest,
-    check_resumable,
-    check_same,
-    check_same_data,
-    checked_store,
-    kept_state,
-    new_place,
-)
+from narrowcast.runs.run_folder import CONFIG, has_run
+from narrowcast.runs.run_place import check_same_data, checked_store, new_place, to_resume
 from narrowcast.runs.solve_outputs import write_solve_outputs
 from narrowcast.solve_run import Solve, load_solve, load_solves
 
@@ -101,15 +93,8 @@ def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = 
 
     `problem` is loaded here unless given.
     """
-    check_resumable(folder, changed)
-    saved = load_solve(saved_config(folder))
-    solve = changed or saved
-    if changed is not None:
-        check_same(folder, saved, changed)
-    kept, journal = kept_state(folder, saved, SolveState)
-    written = journal.last_step
-    check_digest(folder, kept, solve)
-    if solve.iterations < written:
+    solve, kept, journal = to_resume(folder, changed, load_solve, SolveState)
+    if solve.iterations < (written := journal.last_step):
         raise UserError(
             f"{folder.name} has finished {written} iterations already and iterations = {solve.iterations}; raise "
             "iterations"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,10 +19,11 @@ from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import check_store
 from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs.recordable import RunConfig
-from narrowcast.runs.run_folder import CONFIG, checkpoint_place, free_folder, make_writable
+from narrowcast.runs.run_folder import CONFIG, checkpoint_place, free_folder, make_writable, saved_config
 
 logger = logging.getLogger(__name__)
 StateT = TypeVar("StateT", bound=KeptState)
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
 
 def new_place(config: RunConfig, output: Path) -> tuple[Path, StoreAddress]:
@@ -49,7 +51,25 @@ def checked_store(config: RunConfig, output: Path) -> StoreAddress:
     return store
 
 
-def check_resumable(folder: Path, changed: RunConfig | None) -> None:
+def to_resume(
+    folder: Path, changed: ConfigT | None, load: Callable[[str], ConfigT], kind: type[StateT]
+) -> tuple[ConfigT, Kept[StateT] | None, Journal]:
+    """Return the configuration that a run is resumed with, what was kept of its state, and the journal as it is.
+
+    `changed` may differ from the folder's own configuration only in settings that results do not depend on. There is no
+    state if a power cut came before the first checkpoint. Raise `UserError` for a folder that cannot be resumed.
+    """
+    _check_resumable(folder, changed)
+    saved = load(saved_config(folder))
+    if changed is not None:
+        _check_same(folder, saved, changed)
+    config = saved if changed is None else changed
+    kept, journal = _kept_state(folder, saved, kind)
+    _check_digest(folder, kept, config)
+    return config, kept, journal
+
+
+def _check_resumable(folder: Path, changed: RunConfig | None) -> None:
     """Raise `UserError` unless the folder has a run, whose own classes are those of `changed`."""
     if not (folder / CONFIG).is_file():
         if Journal.read(folder).rounds:  # else it stopped before it wrote any
@@ -62,7 +82,7 @@ def check_resumable(folder: Path, changed: RunConfig | None) -> None:
         logger.warning("%s has changed since the run began; it resumes with the copy in %s", file, folder / PLUGINS)
 
 
-def check_same(folder: Path, saved: RunConfig, changed: RunConfig) -> None:
+def _check_same(folder: Path, saved: RunConfig, changed: RunConfig) -> None:
     """Raise `UserError` if results would differ, or if checkpoints cannot go to another place."""
     before, now = saved.identity(), changed.identity()
     if differing := sorted(key for key in before | now if before.get(key) != now.get(key)):
@@ -72,7 +92,7 @@ def check_same(folder: Path, saved: RunConfig, changed: RunConfig) -> None:
         check_place(checkpoint_place(changed, folder))
 
 
-def check_digest(folder: Path, kept: Kept[Any] | None, config: RunConfig) -> None:
+def _check_digest(folder: Path, kept: Kept[Any] | None, config: RunConfig) -> None:
     """Raise `UserError` if the checkpoint is not of the configuration; another version may give it another digest."""
     if kept is not None and kept.digest != config.digest():
         raise UserError(
@@ -90,11 +110,7 @@ def check_same_data(folder: Path, kept: Kept[Any] | None, data: Described) -> No
         )
 
 
-def kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[Kept[StateT] | None, Journal]:
-    """Return the state to resume from, and the journal as it is.
-
-    There is no state if a power cut came before the first checkpoint.
-    """
+def _kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[Kept[StateT] | None, Journal]:
     make_writable(folder)
     with locked(folder):
         journal = Journal.read(folder)
