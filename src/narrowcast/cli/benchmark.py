@@ -6,10 +6,9 @@ import shlex
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from narrowcast.cli.completion import benchmarks
-from narrowcast.cli.terminal import FOLDER, complain, console
+from narrowcast.cli.terminal import FOLDER, complain, console, print_summaries
 from narrowcast.platform.errors import RunFailed
 
 
@@ -57,10 +56,7 @@ def benchmark(
     from narrowcast.cluster.resources import check_address_of
 
     if benchmark is None:
-        table = Table("benchmark", "description", box=None, pad_edge=False)
-        for each, summary in packaged_benchmarks().items():
-            table.add_row(each, summary)
-        console().print(table)
+        print_summaries("benchmark", packaged_benchmarks())
         return
     check_address_of(backend, address)
     kind = "ray" if address is not None or (workers or 1) > 1 else backend

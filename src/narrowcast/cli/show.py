@@ -7,10 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from narrowcast.cli.completion import experiments
-from narrowcast.cli.terminal import TRUST, console
+from narrowcast.cli.terminal import TRUST, print_summaries
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.trust import looking
 
@@ -35,10 +34,7 @@ def show(experiment: str | None, overrides: tuple[str, ...], *, trust: bool) -> 
         known = {**packaged_experiments(), **summaries(SOLVES)}
         if not (matching := [name for name in known if fnmatchcase(name, pattern)]):
             raise UserError(f"no packaged experiment matches {pattern}; packaged: {', '.join(known)}")
-        table = Table("experiment", "description", box=None, pad_edge=False)
-        for name in matching:
-            table.add_row(name, known[name])
-        console().print(table)
+        print_summaries("experiment", {name: known[name] for name in matching})
         return
     assert experiment is not None
     from narrowcast.platform.config import write_yaml

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
+from rich.table import Table
 
 from narrowcast.platform.redaction import redact
 from narrowcast.runs.terminal_output import PlainConsole, plain
@@ -19,6 +21,14 @@ _PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
 def console() -> PlainConsole:
     """Return the terminal, or a page of fixed width if the output goes elsewhere."""
     return PlainConsole(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+
+
+def print_summaries(what: str, summaries: Mapping[str, str]) -> None:
+    """Print a table of names, such as those of packaged experiments, with a line on each."""
+    table = Table(what, "description", box=None, pad_edge=False)
+    for name, summary in summaries.items():
+        table.add_row(name, summary)
+    console().print(table)
 
 
 def complain(text: str) -> None:

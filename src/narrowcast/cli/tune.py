@@ -13,7 +13,7 @@ import click
 from rich.table import Table
 
 from narrowcast.cli.completion import studies
-from narrowcast.cli.terminal import FOLDER, TRUST, console
+from narrowcast.cli.terminal import FOLDER, TRUST, console, print_summaries
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.trust import looking
 
@@ -60,10 +60,7 @@ def tune(
     from narrowcast.tuning.study_file import load_study, packaged_studies
 
     if study is None:
-        table = Table("study", "description", box=None, pad_edge=False)
-        for each, summary in packaged_studies().items():
-            table.add_row(each, summary)
-        console().print(table)
+        print_summaries("study", packaged_studies())
         return
     paths = {"name": "name", "backend": "study.backend", "storage": "study.storage", "address": "study.address"}
     check_address_of(given["backend"], given["address"])
