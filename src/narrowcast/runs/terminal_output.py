@@ -35,7 +35,8 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         """Take the options of a `Console`; `file` is stdout by default."""
-        own: dict[str, Any] = {"file": getattr(sys.stdout, "unfiltered", None), "markup": False, "emoji": False}
+        file = sys.stdout.unfiltered if isinstance(sys.stdout, OutputUntilClosed) else None
+        own: dict[str, Any] = {"file": file, "markup": False, "emoji": False}
         super().__init__(**(own | options))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

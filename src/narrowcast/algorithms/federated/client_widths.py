@@ -13,7 +13,8 @@ from pydantic import Field
 
 from narrowcast.platform.data.features import rows_of_inputs
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.models.hidden_units import CountsMultiplications, HasHiddenUnits
+from narrowcast.platform.kinds import optional
+from narrowcast.platform.models.hidden_units import HasHiddenUnits
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.module_parts import copy_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton
@@ -64,8 +65,8 @@ def relative_work(
     """
     whole = model.hidden_units(data).counts
     counts = unit_counts(widths, whole, layers).tolist()
-    if isinstance(model, CountsMultiplications):
-        work = np.array([model.multiplications(data, each) for each in (whole, *counts)], dtype=np.float64)
+    if (count := optional(model, "multiplications")) is not None:
+        work = np.array([count(data, each) for each in (whole, *counts)], dtype=np.float64)
     else:
         models: list[Any] = [model, *map(model.narrowed, counts)]
         work = np.array([multiplications(each, data) for each in models], dtype=np.float64)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,13 +263,12 @@ class Submodel(Algorithm, BaseModel):
         ]
 
     def _slices(self, task: Task) -> UnitSlices:
-        assert isinstance(task.model, HasHiddenUnits), "check() has seen to it"
-        return UnitSlices(self.slices, self.widths, task.model.hidden_units(task.data), self.sliced_layers)
+        model = cast(HasHiddenUnits, task.model)  # check() has seen to it
+        return UnitSlices(self.slices, self.widths, model.hidden_units(task.data), self.sliced_layers)
 
     def _work(self, task: Task) -> FloatArray:
         """Return the work of a slice of each width, relative to that of the model, [widths]."""
-        assert isinstance(task.model, HasHiddenUnits), "check() has seen to it"
-        return relative_work(task.model, self.widths, task.data, self.sliced_layers)
+        return relative_work(cast(Any, task.model), self.widths, task.data, self.sliced_layers)
 
     def _widths(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray:
         """Return the place of each client's width in `widths`, [C]."""

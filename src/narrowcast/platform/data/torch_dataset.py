@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from pydantic import Field, ValidationInfo, field_validator
 
 from narrowcast.platform import plugins
@@ -170,11 +172,12 @@ def _column(values: Sequence[Any], where: str) -> NDArray[Any]:
 
 
 def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "detach")  # torch is not imported for data sets without it
+    torch = sys.modules.get("torch")  # not imported for data sets without it
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _is_image(value: Any) -> bool:
-    return hasattr(value, "getbands")  # a PIL image
+    return isinstance(value, Image.Image)
 
 
 def _array(value: Any, where: str, sixteen_bits: SixteenBits = "refuse") -> Any:

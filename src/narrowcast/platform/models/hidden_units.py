@@ -121,7 +121,13 @@ class HiddenUnits:
 
 @runtime_checkable
 class HasHiddenUnits(Protocol):
-    """A `NeuralNetwork` of which narrower ones can be built, with some of the units of each hidden layer."""
+    """A `NeuralNetwork` of which narrower ones can be built, with some of the units of each hidden layer.
+
+    One of which more units can be matched across clients than slices are taken of has `matched_units(data)` too, which
+    returns the layers to match or raises `UserError` if there are layers whose units cannot differ in number, and
+    `resized(counts)`, the network with so many units in each of these. One that says by itself how much work a slice is
+    has `multiplications(data, counts)`, those of a forward pass.
+    """
 
     def hidden_units(self, data: Samples) -> HiddenUnits:
         """Return the hidden layers of the network for this data set."""
@@ -129,19 +135,6 @@ class HasHiddenUnits(Protocol):
 
     def narrowed(self, counts: Sequence[int]) -> Self:
         """Return the network with so many units in each hidden layer, equal to this one if the counts are its own."""
-        ...
-
-
-@runtime_checkable
-class HasMatchedUnits(Protocol):
-    """A `NeuralNetwork` of which more units can be matched across clients than slices are taken of."""
-
-    def matched_units(self, data: Samples) -> HiddenUnits:
-        """Return the layers to match; raise `UserError` if there are layers whose units cannot differ in number."""
-        ...
-
-    def resized(self, counts: Sequence[int]) -> Self:
-        """Return the network with so many units in each of these layers."""
         ...
 
 
@@ -156,21 +149,13 @@ def check_all_trained(model: Any, data: Any, kind: str) -> None:
 
 def units_to_match(model: HasHiddenUnits, data: Samples) -> HiddenUnits:
     """Return the layers of which units are matched: the hidden ones, unless the model says otherwise."""
-    return model.matched_units(data) if isinstance(model, HasMatchedUnits) else model.hidden_units(data)
+    units: HiddenUnits = optional(model, "matched_units", model.hidden_units)(data)
+    return units
 
 
 def network_of_counts(model: Any, counts: Sequence[int]) -> Any:
     """Return the network with so many units in each of the layers of `units_to_match`."""
-    return model.resized(counts) if isinstance(model, HasMatchedUnits) else model.narrowed(counts)
-
-
-@runtime_checkable
-class CountsMultiplications(Protocol):
-    """A network with hidden units that says by itself how much work a slice is."""
-
-    def multiplications(self, data: Any, counts: Sequence[int]) -> int:
-        """Return the multiplications of a forward pass with so many units of each layer."""
-        ...
+    return optional(model, "resized", model.narrowed)(counts)
 
 
 def units_of_chain(module: nn.Module) -> HiddenUnits:
