@@ -1,11 +1,11 @@
-"""Contracts of the evaluation of clients, each on its own samples: of models, data sets and executors."""
+"""Contracts of the evaluation of clients, each on its own samples: of models and data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from narrowcast.platform.types import Arrays, Chunk, ClientMeasures, FloatArray, IntArray
+from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 ClientSplit = Literal["train", "validation", "test"]
 """A split of which clients have samples of their own."""
@@ -42,15 +42,4 @@ class HasClientSplits(Protocol):
 
     def examples_of(self, split: ClientSplit) -> IntArray:
         """Return the number of each client's own samples of a split, [U]; `UserError` if it has none by definition."""
-        ...
-
-
-@runtime_checkable
-class MeasuringExecutor(Protocol):
-    """An `Executor` that evaluates clients too; for others, the process of the round loop does it."""
-
-    def measure(
-        self, broadcast: Arrays, chunks: Sequence[Chunk], splits: Sequence[ClientSplit]
-    ) -> list[ClientMeasures]:
-        """Measure the clients of all chunks and return the results in the order of the chunks; nothing is kept."""
         ...

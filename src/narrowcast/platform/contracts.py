@@ -522,7 +522,11 @@ class Algorithm(ABC):
 
 
 class Executor(Protocol):
-    """Trains chunks in this process or elsewhere; results must not depend on the executor."""
+    """Trains chunks in this process or elsewhere; results must not depend on the executor.
+
+    One that evaluates clients too has `measure(broadcast, chunks, splits)`, which returns the `ClientMeasures` of all
+    chunks in their order and keeps nothing; for others, the process of the round loop does it.
+    """
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round and return their results in the order of the chunks."""

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from narrowcast.platform.asynchronous import OpenStep, close_step, open_step
 from narrowcast.platform.chunk_training import naming_round, train_together
-from narrowcast.platform.client_contracts import MeasuringExecutor
 from narrowcast.platform.client_metrics import Measure, with_client_metrics
 from narrowcast.platform.contracts import Executor
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.open_round import OpenRound, TrainingCall
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.round_closing import close_round
@@ -49,7 +49,7 @@ def rounds(
     def train_call(call: TrainingCall) -> list[ChunkResult]:
         return executor.train(call.broadcast, call.chunks if secure is None else secure.before(call.chunks))
 
-    measure = executor.measure if isinstance(executor, MeasuringExecutor) else None
+    measure: Measure | None = optional(executor, "measure")
     with closing(_loop([run], [state or start(run)], train, secure, measure)) as loop:
         for outcomes in loop:
             if isinstance(outcome := outcomes[0], RunFailed):

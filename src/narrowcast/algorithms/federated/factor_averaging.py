@@ -16,11 +16,11 @@ from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.coded_download import Download, SizesDownloads
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.algorithms.federated.whole_model import broadcast_all, model_of
-from narrowcast.algorithms.local_training.factor_updates import TrainsFactors
 from narrowcast.algorithms.uploads.factor_uploads import FactorUploads
 from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, add_up
 from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import optional
 from narrowcast.platform.models.masked_factorisation import ROW_FACTORS, MaskedFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray
 
@@ -49,7 +49,7 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for another model or training, and for rows that cannot be sent in its type."""
-        if not isinstance(task.model, MaskedFactorisation) or not isinstance(task.training, TrainsFactors):
+        if not isinstance(task.model, MaskedFactorisation) or optional(task.training, "train_factors") is None:
             raise UserError(
                 f"algorithm.kind = {self.kind} trains masked_factorisation by alternating_gradient or rating_sgd, not "
                 f"{task.model.kind} by {task.training.kind}; use data.kind = explicit_ratings or sample_columns"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,6 @@ class FactorUpdates:
         return self.rows[own], self.changes[own]
 
 
-@runtime_checkable
 class TrainsFactors(Protocol):
     """A `Training` of W and H by observed entries."""
 
