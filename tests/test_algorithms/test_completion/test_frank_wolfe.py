@@ -133,7 +133,7 @@ def test_a_solve_goes_on_from_its_arrays_to_the_bit(solver: Any) -> None:
 
 
 def test_a_radius_that_is_not_set_is_estimated_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    found = radius_of(SMALL, None)
+    found = radius_of(SMALL.observed, SMALL.rank, None)
     assert isinstance(SMALL.truth, tuple)
     true = float(np.linalg.svd(SMALL.truth[0] @ SMALL.truth[1].T)[1].sum())
     assert 0.7 * true < found < 1.5 * true

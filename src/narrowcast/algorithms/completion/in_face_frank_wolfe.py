@@ -90,7 +90,8 @@ class InFaceFrankWolfe(Section):
     def init(self, problem: Completion, seed: int) -> Arrays:
         """Return the best matrix of rank 1 on the boundary for the gradient at 0."""
         self.check(problem)
-        observed, radius = problem.observed, radius_of(problem, self.radius)
+        observed = problem.observed
+        radius = radius_of(observed, problem.rank, self.radius)
         pair = self._pair(observed, observed.values, seed, 0)
         svd = ThinSVD(pair.left[:, None], np.array([radius]), pair.right[:, None])
         return row_major(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.algorithms.sdp.lanczos import leading_eigenpair
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import FloatArray
-
-if TYPE_CHECKING:
-    from narrowcast.algorithms.completion.completion_problem import Completion
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +49,15 @@ def leading_pair(
     return SingularPair(left, found.vector, math.sqrt(max(found.above, 0.0)))
 
 
-def radius_of(problem: Completion, radius: float | None) -> float:
+def radius_of(observed: ObservedMatrix, rank: int | None, radius: float | None) -> float:
     """Return the radius, or an estimate from the observed entries, of which a warning is logged.
 
     The estimate is sqrt(k) |P_Omega(M)| sqrt(m n / p), the largest nuclear norm of a matrix of rank k with the same
-    mean square, where k is the problem's rank, and 1 where that is not known.
+    mean square, where k is the rank, and 1 where that is not known.
     """
     if radius is not None:
         return radius
-    observed = problem.observed
-    found = math.sqrt((problem.rank or 1) / observed.fraction) * observed.norm
+    found = math.sqrt((rank or 1) / observed.fraction) * observed.norm
     logger.warning("solver.radius is not set; %.6g is taken from the size of the observed entries: tune it", found)
     return found
 

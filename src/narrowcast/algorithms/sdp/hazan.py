@@ -79,7 +79,9 @@ class Hazan(Section):
     def init(self, problem: Any, seed: int) -> Arrays:
         """Return X of the first iteration, a matrix of rank 1."""
         self.check(problem)
-        radius = radius_of(problem, self.radius) if isinstance(problem, Completion) else 0.0
+        radius = 0.0
+        if isinstance(problem, Completion):
+            radius = radius_of(problem.observed, problem.rank, self.radius)
         objective = self._objective(problem, radius)
         nothing = np.zeros((objective.side, 1))
         at_zero = objective.image(nothing)

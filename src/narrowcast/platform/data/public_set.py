@@ -8,14 +8,26 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from narrowcast.platform.contracts import DataSource
 from narrowcast.platform.data.features import Features, described
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import Registry
 from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
 Set = Literal["mnist", "fashion-mnist", "cifar-10"]
+_SETS = Registry(
+    "data",
+    DataSource,
+    {
+        "mnist": "platform.data.idx:MNIST",
+        "fashion-mnist": "platform.data.idx:FashionMNIST",
+        "cifar-10": "platform.data.cifar:CIFAR10",
+    },
+)
+"""By name, as they extend a class that has a field of this one."""
 
 
 class PublicSet(Section):
@@ -56,11 +68,8 @@ def held_by(clients: IntArray, data: Samples, samples: Labelled) -> Samples:
 
 
 def _other_set(name: Set, train: Labelled, n_classes: int) -> Labelled:
-    from narrowcast.platform.data.cifar import CIFAR10  # these extend a class that has a field of this one
-    from narrowcast.platform.data.idx import MNIST, FashionMNIST
-
-    kinds: dict[str, Any] = {"mnist": MNIST, "fashion-mnist": FashionMNIST, "cifar-10": CIFAR10}
-    other: Samples = kinds[name](clients=1, validation_share=0.0).load()
+    source: Any = _SETS[name](clients=1, validation_share=0.0)
+    other: Samples = source.load()
 
     def of(features: Features, classes: int) -> str:
         return f"{described(features)} in {classes} classes"
