@@ -27,8 +27,8 @@ demo: venv ## SCoLR on MovieLens-100K with unequal links, on a local Ray
 	$(BIN)/narrowcast run scolr-ml100k --output $(RUNS)
 
 lint: venv ## style and types
-	$(BIN)/ruff check src tests benchmarks hatch_build.py
-	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
+	$(BIN)/ruff check src papers tests benchmarks hatch_build.py
+	$(BIN)/ruff format --check src papers tests benchmarks hatch_build.py
 	$(BIN)/mypy
 
 test: lint ## style, types and all tests but the slow ones; those that need data sets which are not here are left out
@@ -46,13 +46,16 @@ docs: venv ## the documentation site, in build/docs/index.html; warnings are err
 	$(BIN)/sphinx-build --quiet --fail-on-warning -b linkcheck -d build/doctrees docs build/links
 
 # From the directory build/wheel, where nothing of the checkout can be imported in place of the wheel.
-wheel: venv ## build/wheel/dist: the sdist and, made from it, the wheel; installed and run in an environment of its own
+wheel: venv ## build/wheel/dist: the sdist and, made from it, the wheel, and that of the papers; installed and run in an environment of its own
 	rm -rf build/wheel
 	$(BIN)/python -m hatchling build -t sdist -d $(CURDIR)/build/wheel/dist
 	cd build/wheel && tar -xzf dist/narrowcast-*.tar.gz && cd narrowcast-* && \
 	  $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/build/wheel/dist
+	cd papers && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/build/wheel/dist
 	$(PYTHON) .ci/install.py build/wheel/environment build/wheel/dist/narrowcast-*.whl
+	build/wheel/environment/bin/python -m pip install --quiet --no-deps build/wheel/dist/narrowcast_papers-*.whl
 	cd build/wheel && environment/bin/narrowcast --version && environment/bin/narrowcast run fedavg-digits rounds=5 --backend local
+	cd build/wheel && environment/bin/narrowcast reproduce wireless-table1
 
 lock: ## locks/*.txt anew from constraints.txt: the sha256 of every file, for Linux on x86-64 and Python 3.11
 	$(PYTHON) .ci/lock.py

@@ -30,7 +30,7 @@ from narrowcast.algorithms.sdp.sdpa import SDPAFile
 from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram, semidefinite_program_of
 from narrowcast.platform.threads import one_thread
 
-CSV = Path(__file__).parent.parent / "docs/results/sdp-general.csv"
+CSV = Path(__file__).parent.parent / "papers/narrowcast_papers/sdp/results/sdp-general.csv"
 COLUMNS = ("case", "side", "constraints", "solver", "objective", "infeasibility", "gap", "cpu_seconds", "load")
 ITERATIONS = 5000
 

@@ -30,12 +30,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tuning": {*_FILES, "laws"},
     "registry": {"platform", "catalog", "tuning"},
     "benchmarking": {*_FILES, "laws"},
-    "reproduce": {*_FILES, "laws"},
+    "studies": {*_FILES, "laws"},
     "api": {*_FILES, "tuning", "benchmarking"},
     "extend": {*_FILES, "tuning"},
     "narrowcast": {*_FILES, "api"},
     "reference": {*_FILES, "tuning", "benchmarking", "api"},
-    "cli": {*_FILES, "laws", "tuning", "benchmarking", "reproduce", "api", "reference"},
+    "cli": {*_FILES, "laws", "tuning", "benchmarking", "studies", "api", "reference"},
     "__main__": {"cli"},
 }
 ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform.tracking"}

@@ -21,9 +21,9 @@ from mlflow import MlflowClient
 import narrowcast as nc
 from narrowcast.benchmarking.benchmark_file import load_benchmark
 from narrowcast.cli.main import cli
-from narrowcast.reproduce.completion_cases import cases
 from narrowcast.runs.verification import verify
 from narrowcast.solve_run import load_solve
+from narrowcast_papers.completion.solves import cases
 from ray_actors import actor_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

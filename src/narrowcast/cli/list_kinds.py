@@ -84,11 +84,9 @@ def _entries(topic: str) -> Iterator[tuple[str, str]]:
 
 def _named(topic: str) -> Mapping[str, str]:
     if topic == "target":
-        from narrowcast.reproduce.paper_results import TARGETS
-        from narrowcast.reproduce.study_targets import STUDY_TARGETS
+        from narrowcast.studies.targets import find_targets
 
-        papers = {name: each.what for name, each in TARGETS.items()}
-        return papers | {name: each.what for name, each in STUDY_TARGETS.items()}
+        return {name: target.fields.what for name, target in find_targets().items()}
     from narrowcast.packaged import BENCHMARKS, EXPERIMENTS, SOLVES, STUDIES, summaries
 
     folders = {"experiment": EXPERIMENTS, "solve": SOLVES, "benchmark": BENCHMARKS, "study": STUDIES}

@@ -1,0 +1,1 @@
+"""CoLR and SCoLR: tables and figures of the paper."""

@@ -1,0 +1,1 @@
+"""Matrix completion: the report's synthetic cases."""

@@ -1,0 +1,1 @@
+"""FedMA beside FedAvg, FedProx, the ensemble and its own parts."""

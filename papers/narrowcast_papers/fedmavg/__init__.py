@@ -1,0 +1,1 @@
+"""FedMAvg and SFMF, and baselines of ratings."""

@@ -1,0 +1,207 @@
+"""The tables and plots of FedMAvg: errors against the uplink, and clusters against classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from narrowcast.platform.models.rating_baselines import USER_MEAN
+from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.units import format_bits, format_seconds
+from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.results import Rows
+from narrowcast.runs.significance import compare_paired, holm, paired_interval
+from narrowcast.studies.tables import StudyTable
+from narrowcast.studies.tuning import cells_plan, finished, in_turn, tried, untuned_plan
+from narrowcast.studies.verdicts import PaperVerdict, describe, mean_and_spread
+from narrowcast_papers.fedmavg import central, clustering, items
+from narrowcast_papers.fedmavg.items import CELLS, DECAYS, LINKS, SENDERS, STEPS, TEST_SEEDS, UPLOADS, USERS, ItemCell
+
+MARGIN = 0.005
+"""Errors of held-out ratings within this are level, in stars."""
+_PAIRS = (
+    *((name, "m = 610") for name in ("m = 100", "m = 50", "m = 10", "m = 10, quantised")),
+    ("m = 610, rated rows, quantised", "m = 610"),
+    ("m = 10, rated rows, quantised", "m = 610"),
+    ("m = 10, unequal links, 10 s", "m = 610, unequal links, 10 s"),
+    ("1 user a client, Q = 20, 5 rounds", "1 user a client, Q = 0, 5 rounds"),
+    ("1 user a client, Q = 20, 50 rounds", "m = 610"),
+    ("30 users a client, Q = 20, 5 rounds", "30 users a client, Q = 0, 5 rounds"),
+    ("30 users a client, Q = 20, 50 rounds", "30 users a client, Q = 0, 50 rounds"),
+)
+"""Cells that are compared, the reference last."""
+_COLOURS = {SENDERS: BLACK, UPLOADS: BLUE, LINKS: ORANGE, STEPS: GREEN}
+
+
+@dataclass(frozen=True)
+class ItemRuns:
+    """A finished cell: the weight decay chosen, and its test runs by seed."""
+
+    decay: float
+    runs: Sequence[Mapping[str, Any]]
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """The root mean squared error of each seed."""
+        return tuple(run["final"]["test.rmse"] for run in self.runs)
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a number of the runs."""
+        return float(np.mean([run[name] for run in self.runs]))
+
+
+def item_runs(rows: Rows) -> dict[ItemCell, ItemRuns]:
+    """Return the cells whose runs are all finished."""
+    found = {}
+    for cell in CELLS:
+        results = tried(rows, cell, DECAYS)
+        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
+            found[cell] = ItemRuns(cell.best(results), runs)
+    return found
+
+
+def central_runs(rows: Rows) -> dict[str, ItemRuns]:
+    """Return the central solves by name, of those that are all finished."""
+    found = {}
+    for cell in central.CENTRAL:
+        results = tried(rows, cell, cell.values)
+        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
+            found[cell.name] = ItemRuns(cell.best(results), runs)
+    return found
+
+
+def baseline_errors(rows: Rows) -> dict[str, tuple[float, ...]]:
+    """Return the root mean squared errors by seed of what takes no factors, by name."""
+    found = {cell.name: finished(rows, cell.run, TEST_SEEDS) for cell in central.BASELINES}
+    return {name: tuple(run["final"]["test.rmse"] for run in runs) for name, runs in found.items() if runs}
+
+
+def judge_items(rows: Rows) -> list[PaperVerdict]:
+    """Give the error and the traffic of every cell, and the differences of `_PAIRS`, seed by seed.
+
+    What takes no factors comes first, then central solves. Every error is compared with the mean of each user, for
+    which nothing is sent.
+    """
+    found, baselines = item_runs(rows), baseline_errors(rows)
+    verdicts = [
+        PaperVerdict(name, "", mean_and_spread(errors, 4), _above(errors, baselines), by_seed=errors)
+        for name, errors in baselines.items()
+    ]
+    for name, each in central_runs(rows).items():
+        said = ", ".join(filter(None, (_above(each.errors, baselines), f"best value {each.decay:g}")))
+        verdicts.append(PaperVerdict(name, "", mean_and_spread(each.errors, 4), said, by_seed=each.errors))
+    for cell, each in found.items():
+        said = (
+            f"uplink {format_bits(each.mean('uplink_bits'))}, downlink {format_bits(each.mean('downlink_bits'))}, "
+            f"{format_seconds(each.mean('simulated_seconds'))} on the clock, decay {each.decay:g}"
+        )
+        said = ", ".join(filter(None, (_above(each.errors, baselines), said)))
+        verdicts.append(PaperVerdict(cell.name, "", mean_and_spread(each.errors, 4), said, by_seed=each.errors))
+    by_name = {cell.name: each for cell, each in found.items()}
+    pairs = [
+        (by_name[one], by_name[other], f"{one} less {other}") for one, other in _PAIRS if {one, other} <= {*by_name}
+    ]
+    tests = [compare_paired(one.errors, other.errors, margin=MARGIN) for one, other, _ in pairs]
+    levels, zeros = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
+    for (one, other, what), test, p_level, p_zero in zip(pairs, tests, levels, zeros, strict=True):
+        share = other.mean("uplink_bits") / one.mean("uplink_bits")
+        interval = f"({test.interval.low:+.4f} to {test.interval.high:+.4f})"
+        verdict = describe(test, p_level, p_zero, TEST_SEEDS).partition(" (")[0].partition(" by")[0]
+        said = f"{verdict} {interval}, at 1/{share:.3g} of its uplink"
+        verdicts.append(PaperVerdict(what, "", "", said, f"{test.interval.mean:+.4f}"))
+    return verdicts
+
+
+def _above(errors: Sequence[float], baselines: Mapping[str, Sequence[float]]) -> str:
+    """Return how far errors are from those of the mean of each user, seed by seed; empty for these and without them."""
+    reference = baselines.get(USER_MEAN)
+    if reference is None or list(errors) == list(reference):
+        return ""
+    interval = paired_interval(errors, reference)
+    return f"{interval.mean:+.4f} ({interval.low:+.4f} to {interval.high:+.4f}) from the mean of each user"
+
+
+def plot_items(rows: Rows, path: Path) -> None:
+    """Plot each cell's error beside its uplink and its time on the clock, the cells one below the other."""
+    found = {cell: each for cell, each in item_runs(rows).items() if cell.part != STEPS or cell.clients != USERS}
+    figure, (left, right) = new_figure("FedMAvg on MovieLens latest-small", panels=2)
+    for place, (cell, each) in enumerate(found.items()):
+        colour, spread = _COLOURS[cell.part], float(np.std(each.errors, ddof=1))
+        left.errorbar([float(np.mean(each.errors))], [-place], xerr=spread, color=colour, marker="o", capsize=3)
+        right.plot([each.mean("uplink_bits") / 8e6], [-place], "o", color=colour)
+        right.plot([each.mean("simulated_seconds")], [-place], "x", color=colour)
+    lines = [(name, errors, ":") for name, errors in baseline_errors(rows).items()]
+    lines += [(name, each.errors, "--") for name, each in central_runs(rows).items()]
+    for (name, errors, style), colour in zip(lines, (BLACK, BLUE, ORANGE, VERMILLION), strict=False):
+        mean, spread = float(np.mean(errors)), float(np.std(errors, ddof=1))
+        left.axvspan(mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+        left.axvline(mean, color=colour, linestyle=style, label=name)
+    left.legend(fontsize=7, frameon=False, loc="lower left")
+    left.set_yticks([-place for place in range(len(found))], [cell.name for cell in found], fontsize=7)
+    right.set_yticks([-place for place in range(len(found))], [""] * len(found))
+    left.set(xlabel="RMSE of held-out ratings")
+    right.set(xlabel="dots: uplink (MB); crosses: time on the virtual clock (s)", xscale="log")
+    figure.savefig(path, dpi=150)
+
+
+def judge_clusters(rows: Rows) -> list[PaperVerdict]:
+    """Give the accuracy and mutual information of every cell, and of k-means on the same images in one place."""
+    verdicts, seeds = [], clustering.SEEDS
+    for data in clustering.COLUMNS:
+        central = [clustering.k_means(data, seed) for seed in range(seeds)]
+        scored = {f"{data}, k-means, all in one place": central}
+        for cell in clustering.CELLS:
+            if cell.data == data and (runs := finished(rows, cell.run, seeds)):
+                scored[cell.name] = [(run["final"]["test.accuracy"], run["final"]["test.nmi"]) for run in runs]
+        for name, each in scored.items():
+            accuracy, information = (tuple(100 * value for value in column) for column in zip(*each, strict=True))
+            difference = compare_paired(accuracy, [100 * value for value, _ in central])
+            against = f"{difference.interval.mean:+.1f}" if each is not central else ""
+            interval = f", against k-means {difference.interval.low:+.1f} to {difference.interval.high:+.1f}"
+            said = f"mutual information {mean_and_spread(information, 1)}" + (interval if against else "")
+            ours = mean_and_spread(accuracy, 1)
+            verdicts.append(PaperVerdict(name, "", ours, said, against, by_seed=accuracy))
+    return verdicts
+
+
+def plot_clusters(verdicts: Sequence[PaperVerdict], path: Path) -> None:
+    """Plot the accuracy of every cell and of k-means."""
+    figure, panels = new_figure("Clusters against classes: FedMAvg with non-negative factors, and k-means", panels=2)
+    for axes, data in zip(panels, clustering.COLUMNS, strict=True):
+        of_data = [each for each in verdicts if each.what.startswith(f"{data}, ")]
+        for place, each in enumerate(of_data):
+            colour = VERMILLION if "k-means" in each.what else BLUE
+            draw_seed_means(axes, [place], [each.by_seed], color=colour, marker="o", capsize=3)
+        axes.set_xticks(range(len(of_data)), [each.what.partition(", ")[2].replace(", ", ",\n") for each in of_data])
+        axes.tick_params(axis="x", labelrotation=60, labelsize=7)
+        axes.set(title=data, ylim=(0, 100))
+    panels[0].set(ylabel="columns in the class of their cluster (%)")
+    figure.savefig(path, dpi=150)
+
+
+def _plot_clusters(rows: Rows, path: Path) -> None:
+    plot_clusters(judge_clusters(rows), path)
+
+
+ITEMS = StudyTable(
+    {
+        items.STUDY: in_turn(
+            [
+                untuned_plan(items.STUDY, [cell.run for cell in central.BASELINES], TEST_SEEDS),
+                *(cells_plan(items.STUDY, (cell,), cell.values, TEST_SEEDS) for cell in central.CENTRAL),
+                cells_plan(items.STUDY, CELLS, DECAYS, TEST_SEEDS),
+            ]
+        )
+    },
+    judge_items,
+    plot_items,
+)
+CLUSTERS = StudyTable(
+    {clustering.STUDY: untuned_plan(clustering.STUDY, [cell.run for cell in clustering.CELLS], clustering.SEEDS)},
+    judge_clusters,
+    _plot_clusters,
+)

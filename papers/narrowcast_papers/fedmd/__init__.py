@@ -1,0 +1,1 @@
+"""FedMD and its controls."""

@@ -1,0 +1,1 @@
+"""FedProx and stragglers."""

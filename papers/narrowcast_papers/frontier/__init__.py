@@ -1,0 +1,1 @@
+"""Accuracy against traffic: equal tuning of every method, bands of uplink, decay and downloads."""

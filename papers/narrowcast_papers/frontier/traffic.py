@@ -1,0 +1,171 @@
+"""Total traffic: accuracy against uplink plus downlink, with downloads on a grid of several steps.
+
+Noise of a coarse grid regularises, so that part of what a cell gains over float32 both ways is not its codec's: uploads
+in float32 from the same downloads are the control. Every cell has the same tries of the server's rate on validation
+users or samples, with a seed that is not a test seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from narrowcast.studies.queue import Plan
+from narrowcast.studies.results import Rows
+from narrowcast.studies.spec import RunSpec, best_place
+from narrowcast.studies.tables import StudyTable
+from narrowcast.studies.tuning import TEST_SEEDS, cells_plan, tested
+from narrowcast.studies.verdicts import PaperVerdict, compared_with_first
+from narrowcast_papers.frontier import decay
+from narrowcast_papers.frontier.tuning_study import read_tuning_study
+
+TUNING_SEED = 100
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A data set, the ways up and down, by name, and the pairs of them that run.
+
+    `dense_from`: the study of the frontier whose dense uploads are the unit of traffic. `tuning`: what a run on
+    validation users differs in. A way up is the stages of a codec before the entropy coder; empty: float32.
+    """
+
+    name: str
+    dense_from: str
+    metric: str
+    experiment: str
+    overrides: tuple[str, ...]
+    rates: tuple[float, ...]
+    uplinks: Mapping[str, str]
+    downlinks: Mapping[str, str]
+    pairs: tuple[tuple[str, str], ...]
+    tuning: tuple[str, ...] = ()
+    data_seed: bool = False
+
+    @property
+    def cells(self) -> dict[str, TrafficCell]:
+        """The cells of the table by their names."""
+        return {f"{uplink} up, {downlink} down": TrafficCell(self, uplink, downlink) for uplink, downlink in self.pairs}
+
+
+@dataclass(frozen=True)
+class TrafficCell:
+    """A way up and a way down."""
+
+    of: Traffic
+    uplink: str
+    downlink: str
+
+    def tuning(self, rate: float) -> RunSpec:
+        """Return the run on validation users at a rate of the server."""
+        return self._spec(f"{self._label}-tuning-{rate:g}", rate, self.of.tuning, TUNING_SEED)
+
+    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
+        """Return the run on test users at the best of the rates tried; the results are in the order of the rates."""
+        rate = self.of.rates[best_place(tried, f"validation.{self.of.metric}")]
+        return self._spec(self._label, rate, (), 0)
+
+    @property
+    def _label(self) -> str:
+        return f"{self.of.name}-{self.uplink}-{self.downlink}"
+
+    def _spec(self, label: str, rate: float, overrides: tuple[str, ...], first_seed: int) -> RunSpec:
+        codec, download = self.of.uplinks[self.uplink], self.of.downlinks[self.downlink]
+        return RunSpec(
+            label,
+            self.of.experiment,
+            (
+                *self.of.overrides,
+                *([f"algorithm.codec=[{codec}, entropy]"] if codec else []),
+                *([f"algorithm.download={download}"] if download else []),
+                f"algorithm.server_learning_rate={rate:g}",
+                *overrides,
+            ),
+            first_seed=first_seed,
+            data_seed=self.of.data_seed,
+        )
+
+
+ML1M = Traffic(
+    name="total-ml1m",
+    dense_from="ml1m",
+    metric="hr@10",
+    experiment="fedmf-ml1m",
+    overrides=(
+        *("evaluate_every=1000", "checkpoint_every=1000", "checkpoint_seconds=100000"),
+        *("algorithm.rows=touched", "training.item_weight_decay=0", "downlink=catch_up"),
+    ),
+    rates=(1.0, 1.5, 2.0),
+    uplinks={
+        "float32": "",
+        "svd": "{kind: svd, rank: 1}, {kind: quantise, levels: 64, norms: column, rounding: dithered, "
+        "norm_type: bfloat16}",
+    },
+    downlinks={
+        "catch-up": "",
+        "1.5": "{rows: touched, step: 1.5}",
+        "2.5": "{rows: touched, step: 2.5}",
+        "4": "{rows: touched, step: 4}",
+    },
+    pairs=(("float32", "catch-up"), ("svd", "2.5"), ("float32", "2.5"), ("svd", "4"), ("svd", "1.5")),
+    tuning=("data.validation=random",),
+)
+"""A download has the whole matrix in float32, or the rows that a client asks for on a grid of a step."""
+
+ML1M_3000 = replace(
+    ML1M,
+    name="total-ml1m-3000",
+    overrides=(*ML1M.overrides, "rounds=3000", "evaluate_every=3000", "checkpoint_every=3000"),
+    rates=(0.125, 0.25, 0.5),
+    pairs=(("float32", "2.5"),),
+)
+"""The best step after 1000 rounds, for 3000; more rounds need a smaller rate of the server."""
+
+MNIST = Traffic(
+    name="total-mnist",
+    dense_from="mnist",
+    metric="accuracy",
+    experiment="scolr-mnist",
+    overrides=(
+        *("rounds=30", "evaluate_every=30", "checkpoint_every=30", "checkpoint_seconds=100000"),
+        *("algorithm=fedavg", "model={kind: cnn, channels: [8, 16], hidden: 64}"),
+        *("training.batch_size=20", "training.learning_rate=0.173", "downlink=catch_up"),
+    ),
+    rates=(0.8, 1.2, 1.7),
+    uplinks={"float32": "", "eden": "{kind: eden, levels: 2}"},
+    downlinks={
+        "whole": "",
+        "changes-0.01": "{step: 0.01, rounding: nearest, history: 30}",
+        "changes-0.02": "{step: 0.02, rounding: nearest, history: 30}",
+        "model-0.05": "{step: 0.05}",
+    },
+    pairs=(
+        *(("float32", "whole"), ("eden", "whole"), ("eden", "changes-0.01"), ("float32", "changes-0.01")),
+        *(("eden", "changes-0.02"), ("eden", "model-0.05")),
+    ),
+    data_seed=True,
+)
+"""A download has the model in float32, the changes since the client's last one on a grid, or the model on a grid."""
+
+
+def _plan(traffic: Traffic) -> Plan:
+    return cells_plan(traffic.name, list(traffic.cells.values()), traffic.rates, TEST_SEEDS)
+
+
+def _total(traffic: Traffic, reference: decay.Cell | None = None) -> StudyTable:
+    """Return the table of a study of traffic; `reference` is a cell of another one, with which its are compared."""
+    known = {} if reference is None else {reference.codec: reference}
+
+    def judge(rows: Rows) -> list[PaperVerdict]:
+        runs = tested(rows, known, decay.RATES[3000], TEST_SEEDS) | tested(
+            rows, traffic.cells, traffic.rates, TEST_SEEDS
+        )
+        return compared_with_first(runs, traffic.metric, read_tuning_study(traffic.dense_from).dense_bits)
+
+    others = {"decay-ml1m-3000": decay.PLANS["decay-ml1m-3000"]} if known else {}
+    return StudyTable({traffic.name: _plan(traffic), **others}, judge)
+
+
+TOTAL_ML1M, TOTAL_MNIST = _total(ML1M), _total(MNIST)
+TOTAL_ML1M_3000 = _total(ML1M_3000, decay.Cell("FedMF, float32", "5e-4", 3000))

@@ -1,0 +1,1 @@
+"""GIST on citation graphs."""

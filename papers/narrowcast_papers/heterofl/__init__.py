@@ -1,0 +1,1 @@
+"""Slices of a model for unequal devices."""

@@ -1,0 +1,1 @@
+"""Theory of the lecture: fixed points and the bound of Theorem 1."""

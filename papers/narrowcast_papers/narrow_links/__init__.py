@@ -1,0 +1,1 @@
+"""Optimisation methods under narrow links, and server optimisers."""

@@ -1,0 +1,1 @@
+"""q-FFL and AFL: accuracy over clients."""

@@ -1,0 +1,1 @@
+"""SCAFFOLD: rounds to a target with similar data."""

@@ -1,0 +1,1 @@
+"""Semidefinite programs: MAXCUT, completion, localisation, and a cohort in two bands."""

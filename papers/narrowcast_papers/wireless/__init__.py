@@ -1,0 +1,1 @@
+"""The report on quantised wireless links."""

@@ -1,1 +1,0 @@
-"""Tables and figures of papers, recomputed and compared with the published numbers."""

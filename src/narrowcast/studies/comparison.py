@@ -1,0 +1,129 @@
+"""A comparison that a YAML file declares: cells, a grid of tries for each, seeds, a metric and a reference.
+
+Every cell has the same tries of the grid on validation data, with seeds that are not test seeds. The best one by the
+mean of `validation.METRIC` runs on test data, and each cell is compared with the first, seed by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from narrowcast.platform.section import Section
+from narrowcast.platform.tracking.metric_labels import metric_label
+from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
+from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.results import Rows
+from narrowcast.studies.spec import RunSpec, best_place, slug
+from narrowcast.runs.significance import COMPARABLE_SEEDS
+from narrowcast.studies.tables import StudyTable
+from narrowcast.studies.tuning import Choice, cells_plan, finished, tried, tuning_verdict, untuned_plan
+from narrowcast.studies.verdicts import PaperVerdict, accuracies, compared_with_first, megabytes
+
+TUNING_SEED = 100
+
+
+class Comparison(Section):
+    """Cells of one experiment, tuned over one grid; the first one is the reference.
+
+    `cells`: the overrides of each by its name. `grid`: the values that are tried of each field; all combinations.
+    `data_seed`: data.seed follows the seed, so that replicas differ in split and partition.
+    """
+
+    experiment: str
+    metric: str = "accuracy"
+    overrides: tuple[str, ...] = ()
+    cells: dict[str, tuple[str, ...]] = Field(min_length=2)
+    grid: dict[str, tuple[float, ...]] = Field({})
+    tuning_overrides: tuple[str, ...] = Field((), description="what a run on validation data differs in")
+    seeds: int = Field(5, ge=2)
+    tuning_seeds: int = Field(COMPARABLE_SEEDS, ge=1)
+    data_seed: bool = False
+    memory_gib: float = Field(1.0, gt=0)
+
+    @property
+    def tries(self) -> tuple[tuple[float, ...], ...]:
+        """All combinations of the grid's values."""
+        return tuple(product(*self.grid.values()))
+
+    def table(self, name: str) -> StudyTable:
+        """Return the table, whose runs are rows of NAME.csv."""
+        cells = [DeclaredCell(self, name, each) for each in self.cells]
+
+        def results(rows: Rows) -> dict[DeclaredCell, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
+            found = {}
+            for cell in cells:
+                tuned = tried(rows, cell, self.tries, self.tuning_seeds) if self.grid else []
+                if (tuned or not self.grid) and (runs := finished(rows, cell.test(tuned), self.seeds)):
+                    found[cell] = tuned, runs
+            return found
+
+        def judge(rows: Rows) -> list[PaperVerdict]:
+            found = results(rows)
+            if cells[0] not in found:
+                return []
+            verdicts = compared_with_first({cell.name: runs for cell, (_, runs) in found.items()}, self.metric)
+            choices = [choice for cell, (tuned, _) in found.items() for choice in cell.choices(tuned)]
+            return [*verdicts, tuning_verdict(choices)] if choices else verdicts
+
+        def plot(rows: Rows, path: Path) -> None:
+            figure, (axes,) = new_figure(name, panels=1)
+            for place, (cell, (_, runs)) in enumerate(results(rows).items()):
+                reached, colour = accuracies(runs, self.metric), COLOURS[place % len(COLOURS)]
+                draw_seed_means(
+                    axes, [megabytes(runs)], [reached], color=colour, marker="o", capsize=3, label=cell.name
+                )
+            axes.set(xlabel="uplink and downlink (MB)", ylabel=f"{metric_label(f'test.{self.metric}')} (%)")
+            axes.legend(fontsize=8, frameon=False)
+            figure.savefig(path, dpi=100)
+
+        if self.grid:
+            plan = cells_plan(name, cells, self.tries, self.seeds, self.tuning_seeds)
+        else:
+            plan = untuned_plan(name, [cell.test([]) for cell in cells], self.seeds)
+        return StudyTable({name: plan}, judge, plot)
+
+
+@dataclass(frozen=True)
+class DeclaredCell:
+    """A cell of a comparison, in the study `study`."""
+
+    of: Comparison
+    study: str
+    name: str
+
+    def __hash__(self) -> int:
+        return hash((self.study, self.name))
+
+    def tuning(self, values: tuple[float, ...]) -> RunSpec:
+        """Return the run on validation data with these values of the grid."""
+        return self._spec(values, "-tuning", self.of.tuning_overrides, TUNING_SEED)
+
+    def best(self, results: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+        """Return the best values of the grid, from the results in its order."""
+        return self.of.tries[best_place(results, f"validation.{self.of.metric}")] if self.of.grid else ()
+
+    def test(self, results: Sequence[Mapping[str, Any]]) -> RunSpec:
+        """Return the run on test data with the best values."""
+        return self._spec(self.best(results), "", (), 0)
+
+    def choices(self, results: Sequence[Mapping[str, Any]]) -> list[Choice]:
+        """Return what was chosen for each field of the grid."""
+        fields = zip(self.of.grid.items(), self.best(results), strict=True)
+        return [Choice(self.name, path, value, grid, self.of.tuning_seeds) for (path, grid), value in fields]
+
+    def _spec(self, values: tuple[float, ...], part: str, overrides: tuple[str, ...], first_seed: int) -> RunSpec:
+        own = tuple(f"{path}={value:g}" for path, value in zip(self.of.grid, values, strict=True))
+        return RunSpec(
+            "-".join([f"{self.study}-{slug(self.name)}{part}", *(f"{value:g}" for value in values)]),
+            self.of.experiment,
+            (*self.of.overrides, *self.of.cells[self.name], *own, *overrides),
+            first_seed=first_seed,
+            data_seed=self.of.data_seed,
+            memory_gib=self.of.memory_gib,
+        )

@@ -1,0 +1,181 @@
+"""Cells of a table, each tuned with as many tries as the others, and the plans of their runs.
+
+A cell's values are chosen from a grid on validation results of seeds that are not test seeds. The rule for a table:
+chosen on three seeds or more, and none of them at an edge of its grid. A value at an edge may have a better one beyond
+it, and a choice on one seed is partly luck: both make a control weaker than it could be. A study gives its seeds to
+`tried`, whose results are means over them, and its table ends with the row of `tuning_verdict`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from statistics import fmean
+from typing import Any, Protocol, TypeVar
+
+from narrowcast.studies.queue import Plan, Planned
+from narrowcast.studies.results import Rows
+from narrowcast.studies.spec import RunSpec
+from narrowcast.runs.significance import COMPARABLE_SEEDS
+from narrowcast.studies.verdicts import PaperVerdict
+
+TEST_SEEDS = 5
+RateT_contra = TypeVar("RateT_contra", contravariant=True)
+KeyT = TypeVar("KeyT")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value that was chosen from a grid on validation results of some seeds.
+
+    `what` names the cell of the table, `name` the value. There is no value below `least`, which is no edge.
+    """
+
+    what: str
+    name: str
+    value: float
+    grid: tuple[float, ...]
+    seeds: int
+    least: float = -math.inf
+
+    @property
+    def at_edge(self) -> bool:
+        """Return whether a better value may lie beyond the grid."""
+        return self.value == max(self.grid) or self.least < self.value == min(self.grid)
+
+    @property
+    def words(self) -> str:
+        """The value, the grid and the number of seeds in words."""
+        edge = ", an edge" if self.at_edge else ""
+        seeds = f"{self.seeds} tuning seed{'s' * (self.seeds > 1)}"
+        return f"{self.name} {self.value:g}{edge} of {min(self.grid):g} to {max(self.grid):g}, {seeds}"
+
+
+def mean_result(by_seed: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the means of the metrics and of the rounds over the results of one or more seeds.
+
+    A metric that a seed lacks, since its run failed, is left out: a setting that fails with one seed is not chosen.
+    """
+    if len(by_seed) == 1:
+        return by_seed[0]
+    names = set.intersection(*(set(result["final"]) for result in by_seed))
+    means = {name: fmean(result["final"][name] for result in by_seed) for name in sorted(names)}
+    return {"final": means, "rounds": fmean(result["rounds"] for result in by_seed)}
+
+
+def tuning_verdict(choices: Sequence[Choice]) -> PaperVerdict:
+    """Return the row at the foot of a table: how many choices keep the rule, and which do not."""
+    kept = [each for each in choices if each.seeds >= COMPARABLE_SEEDS and not each.at_edge]
+    words = [f"{COMPARABLE_SEEDS} seeds or more and no value at an edge: {len(kept)} of {len(choices)}"]
+    faults: Mapping[str, Callable[[Choice], bool]] = {
+        "at an edge": lambda choice: choice.at_edge,
+        "on fewer seeds": lambda choice: choice.seeds < COMPARABLE_SEEDS,
+    }
+    words += [f"{fault}: {_listed(filter(has, choices))}" for fault, has in faults.items()]
+    return PaperVerdict("tuned values", "", "", "; ".join(words))
+
+
+def _listed(choices: Iterable[Choice]) -> str:
+    return ", ".join(f"{each.what} ({each.name} {each.value:g})" for each in choices) or "none"
+
+
+class TunedCell(Protocol[RateT_contra]):
+    """A cell of a table, whose rates are chosen on validation users."""
+
+    def tuning(self, rate: RateT_contra, /) -> RunSpec:
+        """Return the run on validation users at a rate."""
+        ...
+
+    def test(self, tried: Sequence[Mapping[str, Any]], /) -> RunSpec:
+        """Return the run on test users at the best rate, from the results in the order of the rates."""
+        ...
+
+
+def finished(rows: Rows, spec: RunSpec, seeds: int = 1) -> list[Mapping[str, Any]]:
+    """Return the results of a run's seeds, empty unless all of them are finished."""
+    found = [rows.get(spec, seed) for seed in spec.seeds(seeds)]
+    return [each for each in found if each is not None] if all(found) else []
+
+
+def first_finished(rows: Rows, spec: RunSpec, seeds: int) -> list[Mapping[str, Any]]:
+    """Return the results of a run's seeds, in order up to the first that is not finished."""
+    return [rows[run] for run in takewhile(rows.__contains__, ((spec, seed) for seed in spec.seeds(seeds)))]
+
+
+def tried(
+    rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra], tuning_seeds: int = 1
+) -> list[Mapping[str, Any]]:
+    """Return the results of a cell at each of the rates, means over the seeds; empty unless all runs are finished."""
+    found = [finished(rows, cell.tuning(rate), tuning_seeds) for rate in rates]
+    return [mean_result(each) for each in found] if all(found) else []
+
+
+def chosen(
+    rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra], tuning_seeds: int = 1
+) -> RunSpec | None:
+    """Return the test run of a cell at the best of the rates tried; None until all of these runs are finished."""
+    results = tried(rows, cell, rates, tuning_seeds)
+    return cell.test(results) if results else None
+
+
+def tested(
+    rows: Rows, cells: Mapping[KeyT, TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int
+) -> dict[KeyT, Sequence[Mapping[str, Any]]]:
+    """Return the test results of the cells at their best rates, of those whose seeds are all finished."""
+    specs = {key: chosen(rows, cell, rates) for key, cell in cells.items()}
+    results = {key: finished(rows, spec, seeds) for key, spec in specs.items() if spec is not None}
+    return {key: found for key, found in results.items() if found}
+
+
+def tested_so_far(
+    rows: Rows, cells: Sequence[TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int
+) -> list[Sequence[Mapping[str, Any]]]:
+    """Return the test results of each cell, in order: of the same first seeds for all cells that have two or more."""
+    found = list[list[Mapping[str, Any]]]()
+    for cell in cells:
+        spec = chosen(rows, cell, rates)
+        found.append([] if spec is None else first_finished(rows, spec, seeds))
+    shared = min((len(each) for each in found if len(each) > 1), default=0)
+    return [each[:shared] if len(each) > 1 else [] for each in found]
+
+
+def cells_plan(
+    name: str,
+    cells: Sequence[TunedCell[RateT_contra]],
+    rates: Sequence[RateT_contra],
+    seeds: int,
+    tuning_seeds: int = 1,
+) -> Plan:
+    """Return the plan of cells: all tries on validation data, then the seeds of each cell's best one on test data."""
+
+    def plan(rows: Rows) -> Iterator[Planned]:
+        for rate in rates:
+            for cell in cells:
+                spec = cell.tuning(rate)
+                for seed in spec.seeds(tuning_seeds):
+                    yield Planned(name, spec, seed, test=False)
+        best = [chosen(rows, cell, rates, tuning_seeds) for cell in cells]
+        for seed in range(seeds):
+            for spec in filter(None, best):
+                yield Planned(name, spec, seed)
+
+    return plan
+
+
+def untuned_plan(name: str, runs: Sequence[RunSpec], seeds: int) -> Plan:
+    """Return the plan of runs without a choice, seed by seed."""
+
+    def plan(rows: Rows) -> Iterator[Planned]:
+        del rows
+        for place in range(seeds):
+            for run in runs:
+                yield Planned(name, run, run.first_seed + place)
+
+    return plan
+
+
+def in_turn(plans: Sequence[Plan]) -> Plan:
+    """Return the plan that has all runs of a plan before those of the next one."""
+    return lambda rows: (planned for plan in plans for planned in plan(rows))

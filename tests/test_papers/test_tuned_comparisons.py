@@ -1,0 +1,262 @@
+"""Studies whose runs go in lockstep and end at a target: FedProx on synthetic data, SCAFFOLD by similarity."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from narrowcast.studies.execution import light_run, light_runs
+from narrowcast.studies.queue import Planned
+from narrowcast.studies.results import append, read_rows
+from narrowcast.studies.spec import RunSpec
+from narrowcast.studies.tuning import mean_result
+from narrowcast_papers.fedprox import table as fedprox_synthetic
+from narrowcast_papers.fedprox.table import (
+    FEDAVG,
+    FEDPROX,
+    PARTIAL,
+    TUNED,
+    TUNED_FEDAVG,
+    TUNED_PARTIAL,
+    StragglerCell,
+    judge_fedprox,
+    plot_fedprox,
+)
+from narrowcast_papers.heterofl import table as heterofl_mnist
+from narrowcast_papers.qffl import table as qffl_fairness
+from narrowcast_papers.qffl.table import judge_fairness, plot_fairness
+from narrowcast_papers.scaffold import table as scaffold_similarity
+from narrowcast_papers.scaffold.table import RATES, SimilarityCell, judge_rounds, plot_rounds
+from papers import queue_of, study
+from planned_runs import ended
+
+DIGITS = RunSpec("digits", "fedavg-digits", ("data.clients=8", "clients_per_round=4", "rounds=6", "evaluate_every=1"))
+
+
+def _without(path: Path, column: str) -> list[list[str]]:
+    rows = list(csv.reader(path.read_text().splitlines()))
+    place = rows[0].index(column)
+    quoted = [[f'"{each}"' if "," in each else each for each in row] for row in rows]
+    return [[*row[:place], *row[place + 1 :]] for row in quoted]
+
+
+def test_runs_in_lockstep_have_the_results_that_they_have_alone() -> None:
+    slower = replace(DIGITS, label="slower", overrides=(*DIGITS.overrides, "training.learning_rate=0.02"))
+    scaffold = replace(DIGITS, label="scaffold", overrides=(*DIGITS.overrides, "algorithm=scaffold"))
+    runs = [(DIGITS, 0, True), (slower, 1, False), (scaffold, 0, True)]
+    for (spec, seed, test), together in zip(runs, light_runs(runs), strict=True):
+        alone = light_run(spec, seed, test=test)
+        assert {**together, "wall_seconds": 0} == {**alone, "wall_seconds": 0}
+        assert ("test.accuracy" in alone["final"]) == test
+
+
+def test_a_run_ends_at_its_target_and_the_others_go_on() -> None:
+    whole = light_run(DIGITS, 0)
+    target = replace(DIGITS, target=("validation.accuracy", 0.2))
+    never = replace(DIGITS, target=("validation.accuracy", 1.1))
+    reached, not_reached = light_runs([(target, 0, True), (never, 0, True)])
+    assert reached["rounds"] < whole["rounds"]
+    assert reached["final"]["validation.accuracy"] >= 0.2
+    assert reached["uplink_bits"] * whole["rounds"] == whole["uplink_bits"] * reached["rounds"]
+    assert (not_reached["rounds"], not_reached["model_sha256"]) == (6, whole["model_sha256"])
+
+
+def test_fedprox_and_fedavg_have_equal_tries_and_the_same_stragglers(tmp_path: Path) -> None:
+    queue = queue_of("fedprox-synthetic", folder=tmp_path)
+    tries: dict[str, set[tuple[str, int]]] = {}
+
+    def result(planned: Planned) -> dict[str, Any]:
+        label = planned.spec.label
+        kept, mu, rate = "kept" in label, "-mu-3-" in label or "-mu-0.1-" in label, "-rate-0.001" in label
+        if not planned.test:
+            tries.setdefault(label.partition("-mu")[0], set()).add((label, planned.seed))
+        accuracy = 0.5 + 0.2 * kept + 0.1 * mu + 0.04 * rate + 0.001 * (planned.seed % 10)
+        return {"rounds": 50, "final": {"validation.accuracy": accuracy, "test.accuracy": accuracy}}
+
+    jobs = ended(queue, result)
+    assert len(jobs) == 8, "tuning and test of each data set"
+    assert len({len(StragglerCell(data, 90, method).grid) for data in ("iid", "1") for method in TUNED}) == 1
+    for share, methods in (("dropped", [TUNED_FEDAVG]), ("kept", [TUNED_PARTIAL, FEDPROX])):
+        assert tries[f"fedprox-synthetic-1-90-{share}"] == {
+            (StragglerCell("1", 90, method).tuning(place).label, seed)
+            for method in methods
+            for place in range(5)
+            for seed in (100, 101, 102)
+        }
+    kept = StragglerCell("1", 90, FEDPROX).tuning(2)
+    dropped = StragglerCell("1", 90, FEDAVG).tuning(0)
+    algorithms = [spec.configured(0, "x").algorithm.model_dump() for spec in (kept, dropped)]
+    differ = {name for name in algorithms[0] if algorithms[0][name] != algorithms[1][name]}
+    assert differ == {"mu", "drop_partial"}
+    said = {verdict.what: verdict for verdict in judge_fedprox(queue.rows)}
+    assert said[f"(1, 1), 90 %: {FEDPROX} less {PARTIAL}"].ours == "+10.00"
+    assert said[f"(1, 1), 90 %: {FEDPROX} less {TUNED_FEDAVG}"].ours == "+26.00"
+    assert said[f"(1, 1), 90 %: {FEDPROX} less {TUNED_PARTIAL}"].ours == "+6.00"
+    assert said[f"(1, 1), 90 %: {TUNED_PARTIAL} less {TUNED_FEDAVG}"].ours == "+20.00"
+    assert said[f"(1, 1), 90 % stragglers: {TUNED_PARTIAL}"].verdict == "rate 0.001 of 0.0001 to 0.01, 3 tuning seeds"
+    foot = judge_fedprox(queue.rows)[-1]
+    assert foot.verdict.startswith("3 seeds or more and no value at an edge: 27 of 32; at an edge: iid, 0 % stragglers")
+    assert foot.verdict.endswith(f"iid, 90 % stragglers: {TUNED_PARTIAL} (rate 0.3); on fewer seeds: none")
+    assert f"iid, 0 %: {PARTIAL} less {FEDAVG}" not in said
+    plot_fedprox(queue.rows, tmp_path / "fedprox.png")
+    assert (tmp_path / "fedprox.png").stat().st_size > 10_000
+
+
+def _reached(rounds: int, accuracy: float) -> dict[str, Any]:
+    return {"rounds": rounds, "final": {"validation.accuracy": accuracy, "test.accuracy": accuracy}}
+
+
+def test_the_step_size_with_the_fewest_rounds_over_three_seeds_is_chosen(tmp_path: Path) -> None:
+    cell, rest = SimilarityCell("FedAvg", 5, 10), len(RATES) - 5
+
+    def tried(rounds: Sequence[float], accuracies: Sequence[float | None]) -> list[dict[str, Any]]:
+        found = zip(rounds, accuracies, strict=True)
+        return [
+            {"rounds": each, "final": {} if accuracy is None else {"validation.accuracy": accuracy}}
+            for each, accuracy in [*found, *[(300, 0.1)] * rest]
+        ]
+
+    assert cell.best(tried([300, 40, 30, 30, 300], [0.5, 0.91, 0.9, 0.92, 0.8])) == RATES[3]
+    assert cell.best(tried([300] * 5, [0.5, 0.6, 0.7, 0.89, 0.8])) == RATES[3]
+    assert cell.best(tried([20, 300, 300, 300, 300], [None, 0.6, 0.7, 0.5, 0.8])) == RATES[4], "one of its runs failed"
+    missed = mean_result([_reached(300, 0.8), _reached(15, 0.96), _reached(15, 0.96)])
+    found = tried([0, 40, 40, 300, 300], [0, 0.9, 0.91, 0.8, 0.8])
+    assert cell.best([missed, *found[1:]]) == RATES[2], "fast with two seeds of three, 110 rounds on average"
+    queue, tuning = queue_of("scaffold-similarity", folder=tmp_path), set[int]()
+
+    def result(planned: Planned) -> dict[str, Any]:
+        label, seed = planned.spec.label, planned.seed
+        if planned.test:
+            return _reached(20 if "SCAFFOLD" in label else 50 - seed % 3, 0.95)
+        tuning.add(seed)
+        lucky, best = seed == 100 and "-0.1-tuning" in label, "-0.01" if "-0-SGD" in label else "-1"
+        return _reached(1 if lucky else 10 if label.endswith(f"{best}-tuning") else 30, 0.95)
+
+    jobs = ended(queue, result)
+    assert tuning == {100, 101, 102}
+    assert len(jobs) == 2 * len(scaffold_similarity.EPOCHS)
+    said = {verdict.what: verdict for verdict in judge_rounds(queue.rows)}
+    assert said["0 %: SCAFFOLD less FedAvg, E = 5"].verdict.startswith("fewer (-29")
+    assert said["10 % similar: SCAFFOLD, E = 20"].ours == "20.0 ± 0.0"
+    assert said["10 % similar: FedAvg, E = 5"].verdict.startswith("step size 1 of 0.01 to 3000, 3 tuning seeds, uplink")
+    assert said["tuned values"].verdict == (
+        "3 seeds or more and no value at an edge: 29 of 30; at an edge: 0 % similar: SGD (step size 0.01); "
+        "on fewer seeds: none"
+    )
+    plot_rounds(queue.rows, tmp_path / "scaffold.png")
+    assert (tmp_path / "scaffold.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("data", ["fashion", "synthetic"])
+def test_fair_methods_have_equal_tries_and_are_compared_with_the_first(tmp_path: Path, data: str) -> None:
+    assert len({len(cell.grid) for cell in qffl_fairness.cells(data)}) == 1
+    queue = queue_of(f"qffl-{data}", folder=tmp_path)
+
+    def result(planned: Planned) -> dict[str, Any]:
+        fair = any(each in planned.spec.label for each in ("q-FFL", "q1", "q5"))
+        best = "-0.03-" in planned.spec.label
+        worst, variance = 0.2 + 0.3 * fair + 0.01 * best + 0.001 * planned.seed, 700 - (400 + planned.seed % 2) * fair
+        names = {"mean": 0.8 + 0.01 * best, "worst_10_percent": worst, "best_10_percent": 1.0, "variance": variance}
+        return {"final": {f"{split}.accuracy.{k}": v for split in ("test", "validation") for k, v in names.items()}}
+
+    assert len(ended(queue, result)) == 2
+    said = {verdict.what: verdict for verdict in judge_fairness(data, queue.rows)}
+    pair = "q-FFL less FedAvg" if data == "fashion" else "q = 5 less q = 0"
+    assert said[f"{pair}: worst"].ours == "+30.0"
+    assert said[f"{pair}: variance"].verdict.startswith("lower (-401.")
+    assert said[f"{pair}: mean"].verdict.startswith("not settled"), "no difference at all"
+    assert all("rate 0.03" in verdict.verdict for verdict in said.values() if "mean over" in verdict.what)
+    plot_fairness(data, queue.rows, tmp_path / "fair.png")
+    assert (tmp_path / "fair.png").stat().st_size > 10_000
+
+
+def test_slices_have_equal_tries_bits_and_work(tmp_path: Path) -> None:
+    queue = queue_of("heterofl-mnist", folder=tmp_path)
+
+    def result(planned: Planned) -> dict[str, Any]:
+        slices, best = "-fedrolex-" in planned.spec.label, planned.spec.label.endswith("-0.3")
+        accuracy = 0.8 + 0.05 * slices + 0.01 * best + 0.001 * (planned.seed % 3)
+        final = {f"{split}.accuracy": accuracy for split in ("validation", "test")}
+        return {"final": final, "rounds": 20, "downlink_bits": 8, "simulated_seconds": 400.0}
+
+    jobs = ended(queue, result)
+    assert sum(map(len, jobs)) == 8 * (6 + 5)
+    target = study("heterofl-mnist")
+    said = {verdict.what: verdict for verdict in target.finish(queue.rows, tmp_path / "table")[0]}
+    assert list(said) == list(heterofl_mnist.METHODS)
+    assert said["FedRolex, a rolling window"].difference == "+5.00"
+    assert said["FedRolex, a rolling window"].verdict.endswith("20 s a round")
+    sizes = []
+    for cell in heterofl_mnist.CELLS[:3]:
+        each = cell.tuning(0).configured(0, "run")
+        algorithm, everybody = each.algorithm, np.arange(20)
+        task = each.task(each.data_source.load())
+        broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+        work, bits = (each(broadcast, task, everybody) for each in (algorithm.relative_work, algorithm.upload_bits))
+        assert np.array_equal(np.asarray(work), task.profiles.compute_speed)
+        sizes.append(np.asarray(bits).tolist())
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert len(set(sizes[0])) == 5
+
+
+def test_a_file_of_results_keeps_the_columns_that_it_began_with(tmp_path: Path) -> None:
+    append(path := tmp_path / "study.csv", DIGITS, 0, {"rounds": 6, "final": {"test.accuracy": 0.5}})
+    new = "test.accuracy.variance"
+    assert new in path.read_text()
+    path.write_text("\n".join(",".join(csv_row) for csv_row in _without(path, new)) + "\n")
+    append(path, DIGITS, 1, {"rounds": 6, "final": {"test.accuracy": 0.75, new: 3.0}})
+    rows = read_rows([tmp_path])
+    assert [row["final"] for row in rows.of_stem("digits")] == [{"test.accuracy": 0.5}, {"test.accuracy": 0.75}]
+
+
+def test_the_studies_in_the_repository_are_whole_and_in_the_order_of_the_papers() -> None:
+    names = ["scaffold-similarity", "fedprox-synthetic", "qffl-fashion", "qffl-synthetic"]
+    queue = queue_of(*names)
+    assert next(queue.missing(), None) is None
+    tables = [judge_rounds(queue.rows), judge_fedprox(queue.rows)]
+    edges = [
+        "at an edge: 0 % similar: FedAvg, E = 20 (step size 3000), 10 % similar: FedAvg, E = 20 (step size 3000)",
+        "none",
+    ]
+    for table, edge in zip(tables, edges, strict=True):
+        assert table[-1].verdict.endswith(f"{edge}; on fewer seeds: none")
+    said = {verdict.what: verdict.verdict for table in tables for verdict in table}
+    for rival in ("FedAvg, E = 1", "FedAvg, E = 5", "FedAvg, E = 20", "FedProx, E = 1"):
+        assert said[f"0 %: SCAFFOLD less {rival}"].startswith("fewer")
+    for pair in ((PARTIAL, FEDAVG), (FEDPROX, PARTIAL), (FEDPROX, TUNED_PARTIAL)):
+        assert said[f"mean of the heterogeneous sets, 90 %: {' less '.join(pair)}"].startswith("above")
+    fair = {verdict.what: verdict.verdict for verdict in judge_fairness("fashion", queue.rows)}
+    assert fair["q-FFL less FedAvg: worst"].startswith("higher")
+    assert fair["AFL less FedAvg: variance"].startswith("lower")
+
+
+def test_cells_of_fedprox_are_those_of_the_paper() -> None:
+    cells = [cell for several in fedprox_synthetic.cells_by_data().values() for cell in several]
+    assert len(cells) == 4 * (3 + 5 + 5)
+
+
+_WITHOUT_LIMIT = """
+from pathlib import Path
+from narrowcast.studies.queue import Planned, Queue, work
+from narrowcast.studies.results import Rows
+from narrowcast.studies.spec import RunSpec
+
+only = Planned("digits", RunSpec("digits", "fedavg-digits", ("data.clients=8", "rounds=2")), 0, per_user=False)
+queue = Queue([lambda rows: iter([] if rows else [only])], Rows())
+work(queue, Path(), workers=1, seconds=float("inf"), memory_gib=4.0)
+"""
+
+
+def test_a_study_without_a_time_limit_ends_with_its_runs(tmp_path: Path) -> None:
+    """Its wait once overflowed: threads cannot wait for infinity."""
+    subprocess.run([sys.executable, "-c", _WITHOUT_LIMIT], cwd=tmp_path, check=True)
+    (row,) = read_rows([tmp_path]).of_stem("digits")
+    assert row["rounds"] == 2

@@ -1,0 +1,130 @@
+"""Papers: how they are found, what looking at them runs, and a comparison that a file declares."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from command_line import assert_refused, narrowcast
+from narrowcast.studies.results import read_rows
+from narrowcast.studies.targets import find_targets
+from papers import PAPERS, targets
+
+EXAMPLES = PAPERS.parent / "docs" / "examples"
+_TARGET = "source: here\ntargets:\n  mine:\n    what: a table\n    takes: 1 s\n    entry: code:TABLE\n"
+_CODE = """
+from pathlib import Path
+from narrowcast.studies import PaperVerdict, RecordedTable
+Path("ran").touch()
+TABLE = RecordedTable(lambda results, path: ([PaperVerdict("a", "1", "1", "agrees")], []))
+"""
+
+
+def paper(folder: Path, code: str = _CODE, target: str = _TARGET) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "targets.yaml").write_text(target)
+    (folder / "code.py").write_text(code)
+    return folder
+
+
+def command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "narrowcast", *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_every_paper_of_the_checkout_has_its_tables_and_readable_results() -> None:
+    for target in targets().values():
+        assert target.table() is not None
+        assert target.source and target.fields.takes
+    for folder in {target.results for target in targets().values() if target.results.is_dir()}:
+        rows = read_rows([folder])
+        assert all(digest for found in rows.by_label.values() for _, digest, _ in found), folder
+
+
+def test_listing_reads_yaml_and_reproducing_runs_the_code(tmp_path: Path) -> None:
+    paper(tmp_path / "papers" / "mine")
+    listed = command("reproduce", "--list", cwd=tmp_path)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "a table" in listed.stdout and "here" in listed.stdout
+    assert "mine" in command("list", "target", cwd=tmp_path).stdout
+    assert not (tmp_path / "ran").exists()
+    done = command("reproduce", "mine", "--output", "out", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "agrees" in done.stdout and (tmp_path / "ran").exists()
+
+
+def test_without_papers_one_line_says_what_to_install(tmp_path: Path) -> None:
+    for words in ((), ("colr-table4",), ("--list",)):
+        said = command("reproduce", *words, cwd=tmp_path)
+        assert said.returncode == 2, said
+        assert said.stderr.count("\n") == 1 and "pip install narrowcast-papers" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "phrases"),
+    [
+        (_TARGET.replace("entry: code:TABLE", "entry: nothing:TABLE"), _CODE, ["mine.entry", "No module named"]),
+        (_TARGET.replace("code:TABLE", "code:NONE"), _CODE, ["mine.entry", "has no table NONE"]),
+        (_TARGET.replace("    entry: code:TABLE\n", ""), _CODE, ["targets.mine", "give either entry"]),
+        (_TARGET.replace("takes", "took"), _CODE, ["targets.mine", "took"]),
+    ],
+)
+def test_a_wrong_file_is_one_line(target: str, code: str, phrases: list[str], tmp_path: Path) -> None:
+    folder = paper(tmp_path / "paper", code, target)
+    assert_refused(narrowcast("reproduce", "mine", "--papers", folder, "--output", tmp_path / "out"), *phrases)
+
+
+def test_a_folder_without_papers_is_refused(tmp_path: Path) -> None:
+    assert_refused(narrowcast("reproduce", "--list", "--papers", tmp_path), "no targets.yaml")
+
+
+def test_an_installed_package_announces_its_papers(tmp_path: Path) -> None:
+    package, info = paper(tmp_path / "my_papers" / "one").parent, tmp_path / "my_papers-1.dist-info"
+    (package / "__init__.py").write_text("raise SystemExit('looking must not run this')\n")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-papers\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[narrowcast.papers]\nmy_papers = my_papers\n")
+    (empty := tmp_path / "empty").mkdir()
+    said = subprocess.run(
+        [sys.executable, "-c", "from narrowcast.studies.targets import find_targets; print(*find_targets())"],
+        cwd=empty,
+        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.split() == ["mine"]
+
+
+def test_the_template_runs_keeps_its_rows_and_draws_them_again(tmp_path: Path) -> None:
+    folder = tmp_path / "paper"
+    folder.mkdir()
+    for file in (EXAMPLES / "paper").iterdir():
+        (folder / file.name).write_text(file.read_text())
+    assert list(find_targets(folder)) == ["proximal-digits", "dropped-clients"]
+    words = ("reproduce", "proximal-digits", "--papers", folder, "--output", tmp_path / "out")
+    said = narrowcast(*words, "--keep", "--jobs", 2)
+    assert (said.status, said.err) == (0, "")
+    rows = read_rows([folder / "results"])
+    assert len(rows) == 2 * 3 * 2 + 2 * 3
+    assert all("test.accuracy" not in each["final"] for each in rows.of_stem("proximal-digits-fedprox-tuning"))
+    again = narrowcast(
+        "reproduce", "proximal-digits", "--papers", folder, "--time-limit", 0, "--output", tmp_path / "2"
+    )
+    table = said.out[said.out.index("proximal-digits: ") :].partition("Source")[0]
+    assert again.out.startswith(table)
+
+
+def test_the_page_shows_the_template() -> None:
+    page = (EXAMPLES.parent / "howto" / "papers-of-your-own.md").read_text()
+    for file in (EXAMPLES / "paper").iterdir():
+        assert f"# {file.name}\n{file.read_text()}```" in page
+
+
+def test_nothing_in_the_package_imports_papers() -> None:
+    package = PAPERS.parent / "src" / "narrowcast"
+    assert not [file for file in package.rglob("*.py") if "narrowcast_papers" in file.read_text()]
