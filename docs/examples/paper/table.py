@@ -7,7 +7,7 @@ import numpy as np
 from narrowcast.studies import PaperVerdict, RecordedTable
 
 
-def empty_rounds(results: object, path: Path) -> tuple[list[PaperVerdict], list[Path]]:
+def empty_rounds(_results: object, _path: Path) -> tuple[list[PaperVerdict], list[Path]]:
     """Return a verdict for each number of clients; each drops out with probability 0.5."""
     random, verdicts = np.random.default_rng(0), []
     for clients in (1, 2, 4):
