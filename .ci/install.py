@@ -1,6 +1,6 @@
 """Install into a virtual environment, with a line for what takes long: pip prints hundreds, or with --quiet none.
 
-    install.py FOLDER dev        this checkout with all that its tests and pages need: `make venv`
+    install.py FOLDER dev        this checkout, its papers, and all that its tests and pages need: `make venv`
     install.py FOLDER sbom       the program of `make sbom`
     install.py FOLDER FILE.whl   a wheel and what it requires: `make wheel`
 
@@ -54,7 +54,7 @@ def install(python: Path, what: str, locked: bool) -> bool:
     if what != "dev":
         return pip(python, *pins, what)
     if not locked:
-        return pip(python, *pins, "-e", ".[dev]")
+        return pip(python, *pins, "-e", ".[dev]") and pip(python, "--no-deps", "-e", "papers")
     return (
         pip(python, *hashes, "locks/runtime.txt", "-r", "locks/development.txt")
         and (
@@ -62,6 +62,7 @@ def install(python: Path, what: str, locked: bool) -> bool:
             or pip(python, *hashes, "locks/torch-cuda.txt")
         )
         and pip(python, "--no-build-isolation", *pins, "-e", ".[dev]")
+        and pip(python, "--no-build-isolation", "--no-deps", "-e", "papers")
     )
 
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from itertools import combinations
@@ -29,7 +30,9 @@ from narrowcast.algorithms.channel.error_curves import ErrorCurves
 from narrowcast.algorithms.channel.regions import GaussianRegion
 from narrowcast.catalog import ALLOCATIONS, CHANNELS
 from narrowcast.platform.types import Profiles
-from narrowcast.reproduce.wireless_errors import Neighbourhoods
+
+sys.path.append(str(Path(__file__).parent.parent / "papers"))
+from narrowcast_papers.wireless.errors import Neighbourhoods
 
 COHORT, POPULATION, SECONDS = 60, 100_000, 0.5
 

@@ -5,7 +5,7 @@ entries of seeds 0 to 4. Ratings: ml-100k, a fifth held out. Pictures: 30 % of t
 the other pixels. Libraries come from a virtual environment of their own, made if it is missing. Fits that are in the
 CSV file are not repeated.
 
-    python benchmarks/peers/completion.py [--csv papers/narrowcast_papers/completion/results/completion-peers.csv] [--venv build/peers/completion]
+    python benchmarks/peers/completion.py [--csv FILE] [--venv build/peers/completion]
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def python_of(library: str, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--csv", type=Path, default=Path("papers/narrowcast_papers/completion/results/completion-peers.csv"))
+    parser.add_argument(
+        "--csv", type=Path, default=Path("papers/narrowcast_papers/completion/results/completion-peers.csv")
+    )
     parser.add_argument("--venv", type=Path, default=Path("build/peers/completion"))
     parser.add_argument("--data", nargs="*", default=list(DATA), choices=list(DATA))
     parser.add_argument("--methods", nargs="*")

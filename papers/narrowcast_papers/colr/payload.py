@@ -15,8 +15,8 @@ import numpy as np
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.studies.spec import Results
 from narrowcast.runs.significance import compare_paired, holm
+from narrowcast.studies.spec import Results
 from narrowcast.studies.verdicts import PaperVerdict, PublishedMean, describe, judge_family, mean_and_spread
 from narrowcast_papers.colr.accuracy import COLR, FEDMF, TABLE_4, Point, values_of
 

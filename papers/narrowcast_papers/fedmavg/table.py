@@ -12,9 +12,9 @@ import numpy as np
 from narrowcast.platform.models.rating_baselines import USER_MEAN
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits, format_seconds
+from narrowcast.runs.significance import compare_paired, holm, paired_interval
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
-from narrowcast.runs.significance import compare_paired, holm, paired_interval
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import cells_plan, finished, in_turn, tried, untuned_plan
 from narrowcast.studies.verdicts import PaperVerdict, describe, mean_and_spread

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
+from narrowcast.runs.significance import COMPARABLE_SEEDS, MeanTest, compare_paired, holm
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
-from narrowcast.runs.significance import COMPARABLE_SEEDS, MeanTest, compare_paired, holm
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import Choice, cells_plan, finished, in_turn, tried, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, describe_order, mean_and_spread

@@ -17,9 +17,9 @@ from matplotlib import colormaps
 
 from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.platform.tracking.run_plots import BLACK, new_figure
+from narrowcast.runs.significance import CONFIDENCE, compare_paired, holm
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
-from narrowcast.runs.significance import CONFIDENCE, compare_paired, holm
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import TEST_SEEDS, finished
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, against, mean_and_spread

@@ -11,8 +11,8 @@ from matplotlib import colormaps
 
 from narrowcast.platform.tracking.run_plots import BLACK, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.studies.results import COUNTS, Rows
 from narrowcast.runs.significance import compare_paired, holm
+from narrowcast.studies.results import COUNTS, Rows
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import finished
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, describe, mean_and_spread

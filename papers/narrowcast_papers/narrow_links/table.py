@@ -16,10 +16,10 @@ import numpy as np
 from matplotlib import colormaps
 
 from narrowcast.platform.tracking.run_plots import new_figure
+from narrowcast.runs.significance import paired_interval
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place, slug
-from narrowcast.runs.significance import paired_interval
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import cells_plan, finished, tried
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, against, mean_and_spread

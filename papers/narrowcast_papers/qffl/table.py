@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, VERMILLION, new_figure
+from narrowcast.runs.significance import MeanTest, compare_paired, holm
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
-from narrowcast.runs.significance import MeanTest, compare_paired, holm
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import cells_plan, finished, tried
 from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread

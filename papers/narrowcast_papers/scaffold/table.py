@@ -20,10 +20,10 @@ import numpy as np
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits
+from narrowcast.runs.significance import COMPARABLE_SEEDS, MeanTest, compare_paired, holm
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
-from narrowcast.runs.significance import COMPARABLE_SEEDS, MeanTest, compare_paired, holm
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import Choice, cells_plan, finished, tried, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread

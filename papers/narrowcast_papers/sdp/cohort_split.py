@@ -16,9 +16,9 @@ from narrowcast.algorithms.channel.two_bands import TwoBands
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
 from narrowcast.platform.types import Profiles
+from narrowcast.runs.significance import compare_paired, holm, mean_interval
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import append_lines, read_lines
-from narrowcast.runs.significance import compare_paired, holm, mean_interval
 from narrowcast.studies.tables import MeasuredTable
 from narrowcast.studies.verdicts import PaperVerdict, describe_order
 

@@ -12,8 +12,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from narrowcast.platform.tracking.run_plots import new_figure
-from narrowcast.studies.results import read_lines
 from narrowcast.runs.significance import compare_paired, holm
+from narrowcast.studies.results import read_lines
 from narrowcast.studies.tables import MeasuredTable
 from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread
 from narrowcast_papers.sdp import frank_wolfe, localisation

@@ -16,8 +16,8 @@ from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label
 from narrowcast.runs.result import Result
 from narrowcast.runs.seed_groups import SeedGroup
-from narrowcast.runs.text_table import TextTable
 from narrowcast.runs.significance import compare_paired, holm
+from narrowcast.runs.text_table import TextTable
 
 SeedsOf = Callable[[Result], tuple[str, ...]]
 

@@ -16,11 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from narrowcast.studies.comparison import Comparison
-    from narrowcast.studies.plots import draw_groups, draw_seed_means
-    from narrowcast.studies.queue import Plan, Planned, Queue
-    from narrowcast.studies.results import Rows, append_lines, read_lines, read_rows, rekey
-    from narrowcast.studies.spec import Results, RunSpec, best_place, slug
     from narrowcast.runs.significance import (
         CONFIDENCE,
         MARGIN,
@@ -33,6 +28,11 @@ if TYPE_CHECKING:
         mean_interval,
         paired_interval,
     )
+    from narrowcast.studies.comparison import Comparison
+    from narrowcast.studies.plots import draw_groups, draw_seed_means
+    from narrowcast.studies.queue import Plan, Planned, Queue
+    from narrowcast.studies.results import Rows, append_lines, read_lines, read_rows, rekey
+    from narrowcast.studies.spec import Results, RunSpec, best_place, slug
     from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable
     from narrowcast.studies.tuning import (
         Choice,
@@ -100,7 +100,9 @@ _MODULES = {
         *("compare_with_published", "holm", "mean_interval", "paired_interval"),
     ),
     "studies.tables": ("MeasuredTable", "RecordedTable", "StudyTable"),
-    "studies.tuning": (*("Choice", "cells_plan", "finished", "in_turn", "tested", "tried", "tuning_verdict", "untuned_plan"),),
+    "studies.tuning": (
+        *("Choice", "cells_plan", "finished", "in_turn", "tested", "tried", "tuning_verdict", "untuned_plan"),
+    ),
     "studies.verdicts": ("PaperVerdict", "PublishedMean", "judge_family", "judge_mean", "mean_and_spread"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -17,10 +17,10 @@ from pydantic import Field
 from narrowcast.platform.section import Section
 from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
+from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place, slug
-from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import Choice, cells_plan, finished, tried, tuning_verdict, untuned_plan
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, compared_with_first, megabytes

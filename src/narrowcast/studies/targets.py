@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from narrowcast.platform.config import read_yaml, suggest, validate
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.plugins import said
 from narrowcast.platform.section import Section
 from narrowcast.studies.comparison import Comparison
 from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable, Table
@@ -86,8 +87,8 @@ class Target:
             sys.path.insert(0, str(self.root))
         try:
             table = getattr(importlib.import_module(path), name, None)
-        except ModuleNotFoundError as error:
-            raise UserError(f"{self.folder / FILE}: {self.name}.entry: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever code of others raises
+            raise UserError(f"{self.folder / FILE}: {self.name}.entry: {said(error)}") from error
         if not isinstance(table, RecordedTable | StudyTable | MeasuredTable):
             raise UserError(f"{self.folder / FILE}: {self.name}.entry: {path} has no table {name}")
         return table

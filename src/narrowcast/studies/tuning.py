@@ -15,10 +15,10 @@ from itertools import takewhile
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
+from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.studies.queue import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
-from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.studies.verdicts import PaperVerdict
 
 TEST_SEEDS = 5

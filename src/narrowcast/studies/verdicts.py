@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from narrowcast.platform.types import FloatArray
-from narrowcast.studies.results import COUNTS, unpacked_hits
 from narrowcast.runs.significance import (
     CONFIDENCE,
     MARGIN,
@@ -24,6 +23,7 @@ from narrowcast.runs.significance import (
     compare_with_published,
     holm,
 )
+from narrowcast.studies.results import COUNTS, unpacked_hits
 
 PUBLISHED_SEEDS = 5
 """Seeds of the means that Nguyen et al. publish, of which they do not print the spread."""
