@@ -16,7 +16,6 @@ from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
-from narrowcast.packaged import names_solve
 from narrowcast.runs.solve_outputs import answer_sha256
 from narrowcast.solve_run import load_solve
 from narrowcast.studies.results import COUNTS, METRICS

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Any
 
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN
 from narrowcast.packaged import names_solve
+from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN
 from narrowcast.solve_run import load_solve
 
 ACCURACY, CONVERGENCE = "accuracy", "convergence"
