@@ -58,6 +58,7 @@ def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes:
         "uplink_bits": 160_000_000 * scale,
         "downlink_bits": 8_000_000_000,
         "full_uplink_bits": 2_592_000_000,
+        "touched_uplink_bits": 2_592_000_000,
         "simulated_seconds": 4980.0,
         "wall_seconds": 83.0,
         "model_sha256": "0123456789abcdef" * 4,
@@ -373,9 +374,7 @@ def test_traffic_against_three_baselines(tmp_path: Path) -> None:
     assert comparison.coded_reference(comparison.runs[5]) is None
     table = comparison.table
     assert table.coded_ratio.tolist()[:5] == pytest.approx([10, 1, 2, 0.1, 0.01])
-    assert table.touched_ratio.tolist()[:4] == pytest.approx([1, 0.1, 0.2, 0.01]) and np.isnan(
-        table.touched_ratio["ours"]
-    )
+    assert table.touched_ratio.tolist()[:5] == pytest.approx([1, 0.1, 0.2, 0.01, 10**6 / 2_592_000_000])
     assert (table.total_bits == table.uplink_bits + table.downlink_bits).all()
     assert cells(terminal_table(traffic_table(comparison)), 3) == ["coarse", "259.2x", "100.0x", "10.0x", "0.65x"]
 

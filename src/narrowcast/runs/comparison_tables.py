@@ -132,20 +132,16 @@ def traffic_table(comparison: Comparison) -> TextTable:
         "uplink:\nentropy-coded",
         "total:\nfloat32",
     )
-    rows = []
-    for group in comparison.groups:
-        touched = [run.touched_uplink_bits for run in group.runs if run.touched_uplink_bits is not None]
-        rows.append(
-            [
-                group.label,
-                units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits")),
-                units.format_compression(
-                    _sum(group, "uplink_bits"), sum(touched) if len(touched) == len(group.runs) else 0
-                ),
-                units.format_compression(_mean(group, comparison.coded_ratio), 1.0),
-                units.format_compression(_sum(group, "total_bits"), 2 * _sum(group, "full_uplink_bits")),
-            ]
-        )
+    rows = [
+        [
+            group.label,
+            units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits")),
+            units.format_compression(_sum(group, "uplink_bits"), _sum(group, "touched_uplink_bits")),
+            units.format_compression(_mean(group, comparison.coded_ratio), 1.0),
+            units.format_compression(_sum(group, "total_bits"), 2 * _sum(group, "full_uplink_bits")),
+        ]
+        for group in comparison.groups
+    ]
     return TextTable(heads, rows)
 
 

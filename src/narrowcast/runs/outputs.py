@@ -169,13 +169,8 @@ def measured(journal: Journal, experiment: Experiment, task: Task) -> dict[str, 
     }
 
 
-def touched_uplink_bits(journal: Journal, full: int) -> int | None:
-    """Return the uplink if clients sent their changed rows in float32: `full` for models without rows.
-
-    None if rounds of an earlier version did not count it.
-    """
-    if not all("touched_bits" in row for row in journal.rounds):
-        return None
+def touched_uplink_bits(journal: Journal, full: int) -> int:
+    """Return the uplink if clients sent their changed rows in float32: `full` for models without rows."""
     return sum(row["touched_bits"] for row in journal.rounds) or full
 
 

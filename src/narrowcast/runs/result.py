@@ -99,8 +99,8 @@ class Result(FinishedRun[ResultFile]):
         return self.file.full_uplink_bits
 
     @property
-    def touched_uplink_bits(self) -> int | None:
-        """Bits of the same uploads if each were the changed rows in float32; None if the run has not counted them."""
+    def touched_uplink_bits(self) -> int:
+        """Bits of the same uploads if each were the changed rows in float32."""
         return self.file.touched_uplink_bits
 
     @property
@@ -231,7 +231,7 @@ class Result(FinishedRun[ResultFile]):
         rows += self.baseline_rows()
         rows += [(self.file.goal(each), target_cost(each)) for each in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
-        if self.touched_uplink_bits not in (None, self.full_uplink_bits):
+        if self.touched_uplink_bits != self.full_uplink_bits:
             lossless = units.format_compression(self.uplink_bits, self.touched_uplink_bits)
             compression += f", of changed rows in float32 {lossless}"
         return [

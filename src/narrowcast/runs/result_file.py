@@ -46,7 +46,7 @@ class ResultFile(RunFile):
     """The content of `result.json`.
 
     `full_uplink_bits` is the uplink if each upload were the whole model in float32. `touched_uplink_bits` is that of
-    the changed rows in float32, and for models without rows the former; None if the rounds did not count it.
+    the changed rows in float32, and for models without rows the former.
     `data_sha256` is None in runs of versions before 0.3. `personal` is true if clients have models of their own, and
     `inputs` are what the model was trained on, by name, in runs on samples.
     """
@@ -61,7 +61,7 @@ class ResultFile(RunFile):
     downlink_bits: int
     total_bits: int
     full_uplink_bits: int
-    touched_uplink_bits: int | None = None
+    touched_uplink_bits: int
     simulated_seconds: float
     personal: bool = False
     inputs: Mapping[str, Input] = {}

@@ -242,8 +242,6 @@ class _RunVerification:
             yield Check(RESULT, compared, "the journal has no rounds")
             return
         expected = measured(self.journal, self.experiment, self.run.task)
-        if result["touched_uplink_bits"] is None:
-            del expected["touched_uplink_bits"]
         problem = difference(result, {"rounds": expected["rounds"], **expected})
         if not (problem or evaluation(self.journal.rounds[-1])):
             problem = "the journal has no evaluation of the last round"
