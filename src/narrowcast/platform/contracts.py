@@ -377,8 +377,9 @@ class Algorithm(ABC):
 
     @property
     def traits(self) -> Traits:
-        """What is to be known of this algorithm as its fields are set."""
-        return Traits()
+        """What is to be known of this algorithm as its fields are set; a field `codec` has the stages of uploads."""
+        codec = optional(self, "codec")
+        return Traits(codec=codec if isinstance(codec, tuple) else ())
 
     @property
     def plain(self) -> Algorithm:

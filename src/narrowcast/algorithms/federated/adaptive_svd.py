@@ -109,7 +109,7 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
     @property
     def traits(self) -> Traits:
         """Uploads are touched rows through a codec."""
-        return replace(super().traits, codec=self.codec, codes_row_lists=True)
+        return replace(super().traits, codes_row_lists=True)
 
     def init(self, task: Task) -> Arrays:
         """Return Q, and the change that the last round made to it: none."""

@@ -36,8 +36,8 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
 
     @property
     def traits(self) -> Traits:
-        """Clients train factors, and what they send goes through the codec."""
-        return replace(super().traits, trains_factors=True, codec=self.codec)
+        """Clients train factors."""
+        return replace(super().traits, trains_factors=True)
 
     @abstractmethod
     def sending_weights(self, chunk: Chunk, task: Task) -> FloatArray:

@@ -82,8 +82,8 @@ class FedMD(Algorithm, BaseModel):
 
     @property
     def traits(self) -> Traits:
-        """The server holds mean outputs alone, which go through the codec."""
-        return Traits(global_model=False, codec=self.codec)
+        """The server holds mean outputs alone."""
+        return replace(super().traits, global_model=False)
 
     def check(self, task: Task) -> None:
         """Raise `UserError` without public samples, and for models whose outputs cannot be averaged."""

@@ -83,7 +83,7 @@ class FedMF(SizesDownloads, BaseModel):
     def traits(self) -> Traits:
         """Uploads have lists of rows if they are touched rows through a codec."""
         lists = bool(self.codec) and self.rows == "touched"
-        return replace(super().traits, codec=self.codec, codes_row_lists=lists)
+        return replace(super().traits, codes_row_lists=lists)
 
     def init(self, task: Task) -> Arrays:
         """Return Q, and the rows that the last round changed: none."""

@@ -87,7 +87,7 @@ class LowRank(SizesDownloads, BaseModel, ABC):
     @property
     def traits(self) -> Traits:
         """Uploads of matrix factorisation through a codec have lists of rows."""
-        return replace(super().traits, codec=self.codec, codes_row_lists=bool(self.codec))
+        return replace(super().traits, codes_row_lists=bool(self.codec))
 
     def init(self, task: Task) -> Arrays:
         """Return the model's parameters, and A = 0."""

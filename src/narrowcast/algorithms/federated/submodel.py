@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -112,7 +113,7 @@ class Submodel(Algorithm, BaseModel):
     def traits(self) -> Traits:
         """A client drawn k times has k times its weight; the largest of nested slices contains all others."""
         downloads: Downloads = "alike" if self.slices in NESTED else "slices"
-        return Traits(counts_draws=True, downloads=downloads, codec=self.codec)
+        return replace(super().traits, counts_draws=True, downloads=downloads)
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models without hidden units, widths without a unit, and codecs with state."""

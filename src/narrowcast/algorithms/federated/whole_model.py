@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import replace
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -16,7 +15,7 @@ from narrowcast.algorithms.federated.coded_download import DOWNLOAD
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
-from narrowcast.platform.contracts import Algorithm, Broadcast, LocalCall, Task, Traits
+from narrowcast.platform.contracts import Algorithm, Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
 
 
@@ -26,11 +25,6 @@ class LocalThenUpload(Algorithm, BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     codec: Stages = ()
-
-    @property
-    def traits(self) -> Traits:
-        """What is sent goes through the codec."""
-        return replace(super().traits, codec=self.codec)
 
     @abstractmethod
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
