@@ -115,7 +115,7 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
         """Return Q, and the change that the last round made to it: none."""
         server = task.initial_parameters()
         update = np.zeros(server[ITEM_FACTORS].shape, dtype=np.float32)
-        held = {} if self.download is None else self.download.init(server)
+        held = self.begun_download(server)
         return {**server, _UPDATE: update, _CHANGED: np.zeros(len(update), dtype=bool), **held}
 
     def init_clients(self, task: Task) -> Arrays:
@@ -144,7 +144,7 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
         rows = RowSum.of(total)
         update = rows.mean() * np.float32(self.server_learning_rate)
         item_factors = np.asarray(server[ITEM_FACTORS]) + update
-        held = {} if self.download is None else self.download.kept(self.final(server), server, broadcast)
+        held = self.kept_download(self.final(server), server, broadcast)
         return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: rows.changed_rows(), **held}
 
     def final(self, server: Arrays) -> Arrays:

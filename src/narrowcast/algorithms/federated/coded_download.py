@@ -232,6 +232,20 @@ class SizesDownloads(Algorithm):
             return None
         return self.download.bits(server, broadcast, task, recipients)
 
+    def begun_download(self, model: Arrays) -> Arrays:
+        """Return what the server keeps for downloads besides the initial model."""
+        return {} if self.download is None else self.download.init(model)
+
+    def kept_download(self, model: Arrays, server: Arrays, broadcast: Arrays) -> Arrays:
+        """Return what the next server state keeps for downloads, as `CodedDownload.kept` does."""
+        return {} if self.download is None else self.download.kept(model, server, broadcast)
+
+    def broadcast_model(self, model: Arrays, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Return the model for every client of the round, or the model on a grid."""
+        if self.download is None:
+            return Broadcast(model, DensePayload.of(model), update=None)
+        return self.download.broadcast(model, server, task, round_index)
+
 
 def before_requests(download: CodedDownload | None, chunk: Chunk) -> Chunk:
     """Return a chunk whose budgets leave room for the header of each client's request for rows."""

@@ -15,7 +15,7 @@ from narrowcast.algorithms.codecs.rows import RowLayout
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.coded_download import Download, SizesDownloads
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
-from narrowcast.algorithms.federated.whole_model import broadcast_all, model_of
+from narrowcast.algorithms.federated.whole_model import model_of
 from narrowcast.algorithms.uploads.factor_uploads import FactorUploads
 from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, add_up
 from narrowcast.platform.contracts import Broadcast, Task, Traits
@@ -69,7 +69,7 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
     def init(self, task: Task) -> Arrays:
         """Return W, and what downloads on a grid need."""
         model = task.initial_parameters()
-        return {**model, **({} if self.download is None else self.download.init(model))}
+        return {**model, **self.begun_download(model)}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return H [U, n, K], and the codec's state."""
@@ -81,10 +81,7 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send W to every client of the round, or W on a grid."""
-        model = model_of(server)
-        if self.download is None:
-            return broadcast_all(model)
-        return self.download.broadcast(model, server, task, round_index)
+        return self.broadcast_model(model_of(server), server, task, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""
@@ -94,7 +91,7 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
         """Return the projection of the moved W onto its set; W as it is if nobody sent."""
         del round_index
         model, sums = model_of(server), TensorSum.of(total)
-        held = {} if self.download is None else self.download.kept(model, server, broadcast)
+        held = self.kept_download(model, server, broadcast)
         if not sums.weight:
             return {**model, **held}
         moved = np.asarray(self.moved(model, sums)[ROW_FACTORS], dtype=model[ROW_FACTORS].dtype)

@@ -24,7 +24,7 @@ from narrowcast.algorithms.federated.server_optimizer import (
     optimizer_step,
 )
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, largest_weight
-from narrowcast.algorithms.federated.whole_model import WholeModel, broadcast_all, model_of
+from narrowcast.algorithms.federated.whole_model import WholeModel, model_of
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, Weights, add_up, tensor_weights
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
@@ -87,16 +87,13 @@ class Averaging(SizesDownloads, WholeModel):
         """Return x, the server optimizer's slots, and what downloads on a grid need."""
         model = self.parameters(task)
         slots = {} if self.server_optimizer is None else initial_slots(self.server_optimizer, model)
-        return {**model, **slots, **({} if self.download is None else self.download.init(model))}
+        return {**model, **slots, **self.begun_download(model)}
 
     # Server half
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send x to every client of the round, or x on a grid."""
-        model = model_of(server)
-        if self.download is None:
-            return broadcast_all(model)
-        return self.download.broadcast(model, server, task, round_index)
+        return self.broadcast_model(model_of(server), server, task, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums; concatenate the changes of all clients for an aggregator."""
@@ -109,7 +106,7 @@ class Averaging(SizesDownloads, WholeModel):
         del task
         changes = self.mean_change(total, round_index)
         if changes is None:
-            return {**server, **self._sent(server, broadcast)}
+            return {**server, **self.kept_download(model_of(server), server, broadcast)}
         return self.moved(server, broadcast, changes)
 
     def mean_change(self, total: Arrays, round_index: int) -> Arrays | None:
@@ -138,14 +135,11 @@ class Averaging(SizesDownloads, WholeModel):
 
     def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
         """Return the server state after a step along `changes`, at the server's learning rate."""
-        rate, model, sent = self.server_learning_rate, model_of(server), self._sent(server, broadcast)
+        rate, model = self.server_learning_rate, model_of(server)
+        sent = self.kept_download(model, server, broadcast)
         if self.server_optimizer is not None:
             return {**optimizer_step(self.server_optimizer, rate, model, changes, server), **sent}
         return {**{name: values + rate * changes[name] for name, values in model.items()}, **sent}
-
-    def _sent(self, server: Arrays, broadcast: Arrays) -> Arrays:
-        """Return what the server keeps of the round's broadcast, for the downloads of later rounds."""
-        return {} if self.download is None else self.download.kept(model_of(server), server, broadcast)
 
     def final(self, server: Arrays) -> Arrays:
         """Return x."""

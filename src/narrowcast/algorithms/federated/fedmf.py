@@ -88,7 +88,7 @@ class FedMF(SizesDownloads, BaseModel):
     def init(self, task: Task) -> Arrays:
         """Return Q, and the rows that the last round changed: none."""
         server = task.initial_parameters()
-        held = {} if self.download is None else self.download.init(server)
+        held = self.begun_download(server)
         coded = self._coded_change.init({WHOLE: np.shape(server[ITEM_FACTORS])})
         return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool), **coded, **held}
 
@@ -126,7 +126,7 @@ class FedMF(SizesDownloads, BaseModel):
         """
         del task, round_index
         rows = RowSum.of(total)
-        held = {} if self.download is None else self.download.kept(self.final(server), server, broadcast)
+        held = self.kept_download(self.final(server), server, broadcast)
         if not rows.weight.any():
             return {**server, _CHANGED: rows.changed_rows(), **self._coded_change.idle(server), **held}
         mean = np.float32(self.server_learning_rate) * rows.mean()

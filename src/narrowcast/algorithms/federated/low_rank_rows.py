@@ -44,7 +44,7 @@ class RowForm:
         n_items = len(model[ITEM_FACTORS])
         update = np.zeros((n_items, self.algorithm.rank), dtype=np.float32)
         coded = self.algorithm.coded_change.init({_UPDATE: update.shape})
-        held = {} if self.algorithm.download is None else self.algorithm.download.init(model)
+        held = self.algorithm.begun_download(model)
         return {**model, _UPDATE: update, _CHANGED: np.zeros(n_items, dtype=bool), **coded, **held}
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
@@ -92,7 +92,7 @@ class RowForm:
         rows, algorithm = RowSum.of(total), self.algorithm
         mean = rows.mean() * np.float32(algorithm.server_learning_rate)
         sent, coded = algorithm.coded_change.send({_UPDATE: mean}, server, broadcast)
-        held = {} if algorithm.download is None else algorithm.download.kept(self.final(server), server, broadcast)
+        held = algorithm.kept_download(self.final(server), server, broadcast)
         change = torch.from_numpy(sent[_UPDATE]) @ torch.from_numpy(np.array(broadcast[_BASIS]))
         item_factors = np.asarray(server[ITEM_FACTORS]) + change.numpy()
         return {ITEM_FACTORS: item_factors, **sent, _CHANGED: rows.changed_rows(), **coded, **held}
