@@ -18,7 +18,7 @@ class SingleUser(Section):
     """Each client alone with a budget of K levels a coordinate, d log2 K bits a round (eq. (6) of the wireless report).
 
     Values quantised to k <= K levels arrive unchanged. Above the budget they arrive with N(0, 1 / (4 K^2)) added,
-    clipped to [0, 1] and quantised again to k levels. The report calls this unbiased; `reproduce/wireless_quantiser.py`
+    clipped to [0, 1] and quantised again to k levels. The report calls this unbiased; its folder of `papers/`
     has both, and the bias in closed form.
 
     Differs from the paper: 1. drawn as `Links`, k levels count log2 k bits, as in the wireless report, although
