@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 import psutil
@@ -35,7 +35,8 @@ def listening() -> list[tuple[str, str]]:
 def beyond_loopback(address: str) -> bool:
     """Return whether other machines may reach the host:port."""
     host = ip_address(address.rpartition(":")[0].strip("[]"))
-    return not (getattr(host, "ipv4_mapped", None) or host).is_loopback
+    mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None
+    return not (mapped or host).is_loopback
 
 
 def _roles(process: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:

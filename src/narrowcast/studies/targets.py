@@ -86,7 +86,7 @@ class Target:
         if str(self.root) not in sys.path:
             sys.path.insert(0, str(self.root))
         try:
-            table = getattr(importlib.import_module(path), name, None)
+            table = vars(importlib.import_module(path)).get(name)
         except (Exception, SystemExit) as error:  # whatever code of others raises
             raise UserError(f"{self.folder / FILE}: {self.name}.entry: {said(error)}") from error
         if not isinstance(table, RecordedTable | StudyTable | MeasuredTable):
