@@ -1,9 +1,10 @@
 """The private folder of a local cluster, and a guard: Ray's processes and files do not outlive the run that began them.
 
 After SIGKILL of a run, Ray 2.60 itself ends all but two agents within seconds, these after 60 to 90 s, and leaves the
-folder. The guard is this file, run as a program with the standard library alone. It waits for the end of the process that
-started it, whatever ends that, then kills what is left of the cluster and removes the folder. If the guard is killed
-too, the next local cluster of this user does it: the folder of a live process has a lock, which the kernel releases.
+folder. The guard is this file, run as a program with the standard library alone. It waits for the end of the process
+that started it, whatever ends that, then kills what is left of the cluster and removes the folder. If the guard is
+killed too, the next local cluster of this user does it: the folder of a live process has a lock, which the kernel
+releases.
 """
 
 from __future__ import annotations
