@@ -18,6 +18,7 @@ from narrowcast.platform.identity import Identified, digest_of
 from narrowcast.platform.seeds import PrivateSeed, generator, stream_keys, uniform_bits
 
 SOURCE = Path(narrowcast.__file__).parent
+PAPERS = Path(__file__).parents[2] / "papers" / "narrowcast_papers"
 PUBLIC = {
     # what a run is simulated with, and the data
     ("platform/sampling.py", "'cohort'"),
@@ -43,7 +44,7 @@ PUBLIC = {
     ("platform/data/least_squares.py", "'least squares'"),
     ("platform/data/synthetic.py", "'synthetic'"),
     ("platform/data/block_model.py", "'block model'"),
-    ("reproduce/grey_images.py", "'grey images'"),
+    ("fedma/grey_images.py", "'grey images'"),
     ("platform/data/graph_source.py", "'graph projection'"),
     ("algorithms/completion/synthetic_completion.py", "'completion matrix'"),
     ("algorithms/completion/synthetic_completion.py", "'completion pattern'"),
@@ -58,18 +59,18 @@ PUBLIC = {
     ("algorithms/sdp/sensor_network.py", "'sensor places'"),
     ("algorithms/sdp/sensor_network.py", "'sensor noise'"),
     ("algorithms/sdp/lifted_stress.py", "'localisation start'"),
-    ("reproduce/frank_wolfe_runs.py", "'frank-wolfe held out'"),
-    ("reproduce/localisation_runs.py", "'localisation control'"),
+    ("sdp/frank_wolfe.py", "'frank-wolfe held out'"),
+    ("sdp/localisation.py", "'localisation control'"),
     ("algorithms/sdp/mixing.py", "'mixing start'"),
     ("algorithms/sdp/mixing.py", "'mixing order'"),
     ("algorithms/sdp/burer_monteiro.py", "'factor start'"),
     ("algorithms/sdp/burer_monteiro.py", "'factor noise'"),
     ("algorithms/sdp/certificate.py", "'lanczos start'"),
-    ("reproduce/mixing_rate.py", "'perturbation'"),
+    ("sdp/mixing.py", "'perturbation'"),
     ("algorithms/sdp/rounding.py", "'hyperplane'"),
     ("tuning/samplers.py", "'sampler'"),
-    ("reproduce/wireless_figures.py", "'least squares'"),
-    ("reproduce/wireless_figures.py", "'quantisers'"),
+    ("wireless/figures.py", "'least squares'"),
+    ("wireless/figures.py", "'quantisers'"),
     # the global model before round 1
     ("platform/models/module_build.py", "'model'"),
     ("platform/models/graph_convolution.py", "'gcn'"),
@@ -145,14 +146,16 @@ CLIENT_SIDE = {
     "algorithms/secure/secure_aggregation.py",
 }
 ASSEMBLY = {
-    *("experiment.py", "runs/remarks.py", "reproduce/colr_components.py"),
+    *("experiment.py", "runs/remarks.py", "colr/components.py"),
     "laws/algorithm_laws.py",
 }
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text())
+    """Yield the modules of the package and of the papers beside it."""
+    for root in (SOURCE, PAPERS):
+        for path in sorted(root.rglob("*.py")):
+            yield path.relative_to(root).as_posix(), ast.parse(path.read_text())
 
 
 def test_every_purpose_has_its_side() -> None:
