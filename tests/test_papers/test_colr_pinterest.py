@@ -12,8 +12,9 @@ from narrowcast.platform.data.pinterest import Pinterest
 from narrowcast.platform.data.sets import PINTEREST
 from narrowcast.platform.errors import UserError
 from narrowcast.studies.recorded import ReproductionRun
-from narrowcast.studies.reproduction import reproduce
+from narrowcast.studies.reproduction import Effort, run_recorded
 from narrowcast_papers.colr.pinterest import RUNS, judge_convergence, plot_convergence
+from papers import recorded, targets
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow's store
 USERS, ITEMS = 560, 130
@@ -58,7 +59,9 @@ def test_without_the_data_the_target_says_so_in_one_line(tmp_path: Path, monkeyp
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv(fetch.VARIABLE, str(tmp_path))
     with pytest.raises(UserError, match=r"^pinterest was not found: no .* run: narrowcast data fetch pinterest$") as it:
-        reproduce("colr-fig6", seeds=1, rounds=None, at_once=1, output=tmp_path / "out", say=lambda _: None)
+        run_recorded(
+            targets()["colr-fig6"], recorded("colr-fig6"), Effort(seeds=1), output=tmp_path / "out", say=lambda _: None
+        )
     assert "\n" not in str(it.value)
 
 
