@@ -15,7 +15,7 @@ from narrowcast import extend
 from narrowcast.registry import REGISTRIES
 
 DOCS = Path(__file__).parents[1] / "docs"
-PUBLIC = {"narrowcast", "narrowcast.extend"}
+PUBLIC = {"narrowcast", "narrowcast.extend", "narrowcast.studies"}
 
 
 def imports_for_types() -> dict[str, str]:
