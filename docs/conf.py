@@ -1,7 +1,7 @@
 """The documentation site: Sphinx with MyST and Furo; `make docs` builds it, with warnings as errors.
 
-The pages under reference/ are written anew at every build, from the fields of the classes; the notebooks under
-tutorials/notebooks/ from the pages of the tutorials.
+The pages under reference/ are written anew at every build, from the fields of the classes; those under papers/ from the
+README of each paper; the notebooks under tutorials/notebooks/ from the pages of the tutorials.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from narrowcast.reference.reference_pages import write_pages
 sys.path.insert(0, str(Path(__file__).parent))
 from notebooks import write_notebooks
 from pages import TUTORIALS
+from paper_pages import write_papers
 
 write_notebooks(TUTORIALS / "notebooks")
 REFERENCE = Path(__file__).parent / "reference"
 shutil.rmtree(REFERENCE, ignore_errors=True)
 write_pages(REFERENCE)
+PAPERS = Path(__file__).parent / "papers"
+shutil.rmtree(PAPERS, ignore_errors=True)
+write_papers(PAPERS)
 
 project = "narrowcast"
 author = "The narrowcast authors"

@@ -43,9 +43,10 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return the README and the pages of the site that somebody wrote, in the order of their names."""
-    written = {*DOCS.rglob("*.md")} - {*(DOCS / "reference").rglob("*.md")}
-    return [DOCS.parent / "README.md", *sorted(written)]
+    """Return the README, the pages of the site that somebody wrote and those of papers, in the order of their names."""
+    made = {page for folder in ("reference", "papers") for page in (DOCS / folder).rglob("*.md")}
+    papers = sorted((DOCS.parent / "papers").rglob("README.md"))
+    return [DOCS.parent / "README.md", *sorted({*DOCS.rglob("*.md")} - made), *papers]
 
 
 def tutorials() -> list[Path]:
