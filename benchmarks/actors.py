@@ -25,17 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.cluster.ray_backend import RayBackend
-from narrowcast.platform.backend import Backend
+from narrowcast.cluster.backend import RayBackend
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalBackend, LocalExecutor
-from narrowcast.platform.open_round import make_chunks
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.population import Population
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
-from narrowcast.platform.threads import one_thread
+from narrowcast.platform.rounds.backend import Backend, LocalBackend, LocalExecutor
+from narrowcast.platform.rounds.chunks import make_chunks
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Population, Run, start
+from narrowcast.platform.storage.threads import one_thread
 from peers.workload import WORKLOADS, Workload, make_task, partitioned, plan
 
 SPEEDUP, OVERHEAD_MS = 1.6, 4.0

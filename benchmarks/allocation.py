@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import minimize
 
-from narrowcast.algorithms.channel.decomposition import least_error
-from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
-from narrowcast.algorithms.channel.error_curves import ErrorCurves
+from narrowcast.algorithms.channel.allocation import least_error
+from narrowcast.algorithms.channel.curves import DistortionCurves, ErrorCurves
 from narrowcast.algorithms.channel.regions import GaussianRegion
 from narrowcast.catalog import ALLOCATIONS, CHANNELS
 from narrowcast.platform.types import Profiles

@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from attack_cells import MODES, READABLE, cell_experiment, measure_cell, some_users
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.state import Run
 from repeated_rounds import RepeatAttacks
 
 CSV = Path(__file__).with_suffix(".csv")

@@ -26,8 +26,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.codecs.chain import Codec, Stages
 
 ROWS = 800
 TARGET_MS = {8: 1.0, 64: 5.0}

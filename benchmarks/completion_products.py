@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
+from narrowcast.solves.completion_problems import SyntheticCompletion
 
 CASES = ((1000, 0.05, 20), (1000, 0.4, 200), (10_000, 0.05, 2), (10_000, 0.05, 20), (10_000, 0.05, 200))
 

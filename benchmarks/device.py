@@ -19,20 +19,19 @@ import numpy as np
 import torch
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.local_training.device import Device
+from narrowcast.algorithms.federated.low_rank import SCoLR
+from narrowcast.algorithms.local_training.gradients import Device
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Algorithm, Task
-from narrowcast.platform.data.idx import MNIST
+from narrowcast.platform.data.image_sets import MNIST
 from narrowcast.platform.data.partition import Dirichlet
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.networks import CNN
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.fleet import LogNormalFleet
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
-from narrowcast.platform.state import start
 from narrowcast.platform.types import Arrays
 
 TOLERANCE = 1e-3

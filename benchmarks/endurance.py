@@ -26,9 +26,9 @@ import numpy as np
 import psutil
 import ray
 
-from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.state import RunState
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import RunState
+from narrowcast.platform.storage.checkpoint import load_checkpoint, save_checkpoint
 from ray_cluster import RayCluster
 
 RUNS = {

@@ -31,19 +31,22 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from narrowcast.algorithms.codecs.random_basis import draw_basis
-from narrowcast.algorithms.local_training.batches import ChunkBatches, draw_batches
+from narrowcast.algorithms.codecs.low_rank import draw_basis
 from narrowcast.algorithms.local_training.factorisation import train_low_rank, train_rows
-from narrowcast.algorithms.local_training.fused import Factors, train_low_rank_fused, train_rows_fused
-from narrowcast.algorithms.local_training.streams import draw_samples
-from narrowcast.algorithms.local_training.subspace import Subspace
+from narrowcast.algorithms.local_training.factorisation_kernels import (
+    Factors,
+    Subspace,
+    train_low_rank_fused,
+    train_rows_fused,
+)
+from narrowcast.algorithms.local_training.negatives import ChunkBatches, draw_batches, draw_samples
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.open_round import make_chunks
-from narrowcast.platform.population import Population
-from narrowcast.platform.round_opening import sample_cohort
-from narrowcast.platform.sampling import rotation_of
+from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.rounds.chunks import make_chunks
+from narrowcast.platform.rounds.opening import sample_cohort
+from narrowcast.platform.rounds.sampling import rotation_of
+from narrowcast.platform.rounds.state import Population
 
 BOUND = 1e-6
 Steps = list[tuple[Tensor, Tensor]]

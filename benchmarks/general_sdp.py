@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csc_array, csc_matrix, csr_array, triu
 
-from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
-from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut
-from narrowcast.algorithms.sdp.mixing import Mixing
-from narrowcast.algorithms.sdp.sdpa import SDPAFile
-from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram, semidefinite_program_of
-from narrowcast.platform.threads import one_thread
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.solves.burer_monteiro import BurerMonteiro
+from narrowcast.solves.max_cut import MaxCutFile, RandomMaxCut
+from narrowcast.solves.mixing import Mixing
+from narrowcast.solves.semidefinite import SDPAFile, SemidefiniteProgram, semidefinite_program_of
 
 CSV = Path(__file__).parent.parent / "papers/narrowcast_papers/sdp/results/sdp-general.csv"
 COLUMNS = ("case", "side", "constraints", "solver", "objective", "infeasibility", "gap", "cpu_seconds", "load")

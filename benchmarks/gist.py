@@ -14,13 +14,11 @@ import os
 from pathlib import Path
 from statistics import median
 
-from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import build_experiment
-from narrowcast.platform.backend import Backend
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.backend import Backend, LocalBackend
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.state import Run, start
 
 GRAPHS = {
     "cora": {"kind": "cora", "clients": 2, "projected_features": 1432},

@@ -23,9 +23,8 @@ import torch
 import factorisation_step
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.rounds.state import Run, start
 
 LEVELS = "{kind: quantise, levels: 16, norms: column, rounding: dithered, norm_type: bfloat16}, entropy"
 TENSOR_LEVELS = LEVELS.replace("column", "tensor")

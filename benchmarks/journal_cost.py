@@ -19,8 +19,8 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
-from narrowcast.platform.disk import Disk, using
-from narrowcast.platform.tracking.journal_lines import encoded
+from narrowcast.platform.storage.disk import Disk, using
+from narrowcast.platform.storage.journal import encoded
 from narrowcast.runs import session
 
 JOURNAL = "journal.jsonl"

@@ -15,9 +15,9 @@ import resource
 import time
 from pathlib import Path
 
-from narrowcast.algorithms.sdp.max_cut import RandomMaxCut
-from narrowcast.algorithms.sdp.mixing import Mixing
-from narrowcast.platform.threads import one_thread
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.solves.max_cut import RandomMaxCut
+from narrowcast.solves.mixing import Mixing
 
 
 def peak_mib() -> float:

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from statistics import median
 
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.state import Run, start
 
 WARM_UP_ROUNDS = 20
 METHODS: Mapping[str, str] = {

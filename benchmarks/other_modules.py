@@ -354,9 +354,8 @@ def experiment_of(module: Module, folder: Path, **training: Any) -> Any:
 
 def final_sha256(experiment: Any, backend: Any, *, kill: bool) -> tuple[str, int]:
     """Run to the end, with one host killed after the first round if asked; return the sha256 and the uplink bits."""
-    from narrowcast.platform.evaluation import model_sha256
-    from narrowcast.platform.run import Run
-    from narrowcast.platform.state import start
+    from narrowcast.platform.rounds.evaluation import model_sha256
+    from narrowcast.platform.rounds.state import Run, start
 
     task = experiment.task(experiment.data_source.load())
     run, bits, state = Run(experiment, experiment.algorithm, task), 0, None
@@ -393,8 +392,8 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))  # the factories are imported from this file by name
-    from narrowcast.cluster.ray_backend import RayBackend
-    from narrowcast.platform.local_backend import LocalBackend
+    from narrowcast.cluster.backend import RayBackend
+    from narrowcast.platform.rounds.backend import LocalBackend
 
     rows = []
     with tempfile.TemporaryDirectory() as name:

@@ -30,13 +30,12 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.fleet import LogNormalFleet
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
-from narrowcast.platform.state import start
 
 SAMPLES_EACH, COHORT, WARM_UP_ROUNDS = 8, 1000, 3
 SLOWDOWN, BYTES_PER_CLIENT = 1.2, 200.0

@@ -42,17 +42,17 @@ from scipy.optimize import nnls
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.cluster.failure import FailurePolicy
+from narrowcast.cluster.decisions import FailurePolicy
+from narrowcast.cluster.executor import RayExecutor
 from narrowcast.cluster.hosts import Host, Hosts, PlacementRequest
-from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.platform.contracts import Executor, Task
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
-from narrowcast.platform.sampling import rotation_of
+from narrowcast.platform.rounds.backend import LocalExecutor
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.sampling import rotation_of
+from narrowcast.platform.rounds.state import Run
 from populations import make_data, make_task
 
 MODELS = {(16,): "5 KB", (512,): "150 KB", (1024, 256): "1.3 MB"}

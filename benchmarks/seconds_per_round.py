@@ -16,13 +16,11 @@ import platform
 from pathlib import Path
 from statistics import median
 
-from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.backend import Backend
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.backend import Backend, LocalBackend
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.state import Run, start
 
 WARM_UP_ROUNDS = 5
 

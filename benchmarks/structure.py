@@ -165,9 +165,8 @@ def entered(kind: str, words: list[str]) -> tuple[int, int, int]:
     threading.setprofile(note)
     if kind == "round":
         from narrowcast.experiment import load_experiment
-        from narrowcast.platform.local_backend import LocalBackend
-        from narrowcast.platform.run import Run
-        from narrowcast.platform.state import start
+        from narrowcast.platform.rounds.backend import LocalBackend
+        from narrowcast.platform.rounds.state import Run, start
 
         experiment = load_experiment("scolr-ml100k", words)
         run = Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data_source.load()))

@@ -26,13 +26,13 @@ import numpy as np
 
 from narrowcast.cli.tune import tune as tune_command
 from narrowcast.experiment import Experiment
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.state import start
 from narrowcast.platform.types import FloatArray
 from narrowcast.tuning.study import prepare_study, run_study
 from narrowcast.tuning.study_file import load_study
-from narrowcast.tuning.trial_record import TrialRecord
-from narrowcast.tuning.trial_runner import SharedData
+from narrowcast.tuning.trials import TrialRecord
+from narrowcast.tuning.workers import SharedData
 
 SEEDS = (0, 1, 2)
 PLAIN = ("study.holdout.trials=0", "experiment.tracking.system_metrics=false")

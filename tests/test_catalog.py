@@ -34,8 +34,8 @@ def test_a_class_of_the_same_name_elsewhere_is_not_that_of_the_catalog() -> None
 
 def test_a_class_of_an_own_module_of_the_same_path_is_not_that_of_the_catalog() -> None:
     registry = REGISTRIES["codec"]
-    own = type("TopK", (registry["top_k"],), {"__module__": "algorithms.codecs.topk", "__qualname__": "TopK"})
-    assert registry.kind_of(own.model_construct()) == "algorithms.codecs.topk:TopK"
+    own = type("TopK", (registry["top_k"],), {"__module__": "algorithms.codecs.sparsify", "__qualname__": "TopK"})
+    assert registry.kind_of(own.model_construct()) == "algorithms.codecs.sparsify:TopK"
 
 
 @pytest.mark.parametrize("program", MOST_MODULES)

@@ -23,11 +23,11 @@ from command_line import narrowcast
 from narrowcast.cluster.deployment.description import Deployment
 from narrowcast.experiment import Experiment, build_experiment
 from narrowcast.packaged import read_experiment
-from narrowcast.platform.config import validate
+from narrowcast.platform.config.files import validate
+from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import Registry
+from narrowcast.tuning.settings import StudySettings
 from narrowcast.tuning.study_file import build_study
-from narrowcast.tuning.study_settings import StudySettings
 from planted import Planted, Watched
 from postgres import Postgres
 from ray_nodes import RayNodes

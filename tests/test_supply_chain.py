@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-import narrowcast.algorithms.secure.optional_imports as optional
+import narrowcast.algorithms.secure.schemes as optional
+from narrowcast.platform.config.plugins import EXTRA_OF, advice, check_installed
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.extras import EXTRA_OF, advice, check_installed
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -24,9 +24,7 @@ from typing import Any
 import numpy as np
 from completion_methods import TEST_SEEDS, TUNING_SEED, methods
 
-from narrowcast.algorithms.completion.completion_problem import Completion
-from narrowcast.algorithms.completion.image_completion import ImageCompletion
-from narrowcast.algorithms.completion.rating_completion import RatingCompletion
+from narrowcast.solves.completion_problems import Completion, ImageCompletion, RatingCompletion
 
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = ("scikit-surprise==1.1.5", "scikit-learn==1.9.1", "pandas")

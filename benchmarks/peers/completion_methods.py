@@ -42,9 +42,9 @@ Fit = Callable[[Entries, Any, Any, dict[str, Any]], Any]
 
 
 def of_narrowcast(solver: Any, decay: float | None, seen: Entries, row: Any, column: Any) -> Any:
-    from narrowcast.algorithms.completion.completion_problem import Completion
-    from narrowcast.algorithms.completion.observed import observe
     from narrowcast.platform.models.rating_baselines import biases_of
+    from narrowcast.solves.completion_problems import Completion
+    from narrowcast.solves.observed import observe
 
     mean, a, b = seen.value.mean(), np.zeros(seen.shape[0]), np.zeros(seen.shape[1])
     if decay is not None:
@@ -59,14 +59,14 @@ def of_narrowcast(solver: Any, decay: float | None, seen: Entries, row: Any, col
 
 
 def als(seen: Entries, row: Any, column: Any, settings: dict[str, Any]) -> Any:
-    from narrowcast.algorithms.completion.als import ALS
+    from narrowcast.solves.alternating import ALS
 
     own = {name: value for name, value in settings.items() if name != "bias_decay"}
     return of_narrowcast(ALS(**own), settings.get("bias_decay"), seen, row, column)
 
 
 def soft_impute(seen: Entries, row: Any, column: Any, settings: dict[str, Any]) -> Any:
-    from narrowcast.algorithms.completion.soft_impute import SoftImpute
+    from narrowcast.solves.thresholding import SoftImpute
 
     own = {name: value for name, value in settings.items() if name != "bias_decay"}
     return of_narrowcast(SoftImpute(**own), settings.get("bias_decay"), seen, row, column)

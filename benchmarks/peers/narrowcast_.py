@@ -13,10 +13,9 @@ from replay import Workload as Replay
 from workload import Workload, make_task, plan
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.cluster.ray_backend import RayBackend
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.cluster.backend import RayBackend
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.state import Run, start
 
 
 def main() -> None:

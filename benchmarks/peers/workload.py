@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.round_opening import sample_cohort
-from narrowcast.platform.sampling import rotation_of
+from narrowcast.platform.rounds.fleet import LogNormalFleet
+from narrowcast.platform.rounds.opening import sample_cohort
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.sampling import rotation_of
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
 
 SEED = 0
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from narrowcast._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from narrowcast.api.cluster_job import ClusterJob
-    from narrowcast.api.functions import (
+    from narrowcast.api import (
+        ClusterJob,
+        Namespace,
         benchmark,
         compare,
         iterations,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         submit,
         tune,
     )
-    from narrowcast.api.namespaces import Namespace
     from narrowcast.experiment import Experiment
     from narrowcast.platform.errors import RunFailed, UserError
     from narrowcast.runs.comparison import Comparison
@@ -105,13 +105,13 @@ __all__ = [  # noqa: RUF022 - in the order of use
 ]
 _FUNCTIONS = ("run", "solve", "tune", "benchmark", "compare", "site", "submit", "load_run", "rounds", "iterations")
 _HOMES = {
-    **dict.fromkeys(_FUNCTIONS, "narrowcast.api.functions"),
+    **dict.fromkeys(_FUNCTIONS, "narrowcast.api"),
     "Experiment": "narrowcast.experiment",
     "Solve": "narrowcast.solve_run",
     "SolveResult": "narrowcast.runs.solve_result",
     "Result": "narrowcast.runs.result",
     "Comparison": "narrowcast.runs.comparison",
-    "ClusterJob": "narrowcast.api.cluster_job",
+    "ClusterJob": "narrowcast.api",
     "UserError": "narrowcast.platform.errors",
     "RunFailed": "narrowcast.platform.errors",
 }
@@ -119,7 +119,7 @@ _HOMES = {
 
 def namespace(name: str) -> Namespace:
     """Return the classes of one part of an experiment, such as `models`."""
-    return getattr(import_module("narrowcast.api.namespaces"), name)
+    return getattr(import_module("narrowcast.api"), name)
 
 
 def __getattr__(name: str) -> Any:

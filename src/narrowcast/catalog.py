@@ -11,22 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from narrowcast.algorithms.channel.radio import ALLOCATIONS, CHANNELS, DOWNLINKS
-from narrowcast.algorithms.codecs.stages import STAGES as CODECS
+from narrowcast.algorithms.codecs.chain import STAGES as CODECS
 from narrowcast.algorithms.federated.aggregator import AGGREGATORS
-from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES
 from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS
-from narrowcast.algorithms.local_training.learning_rate import LEARNING_RATE_SCHEDULES
+from narrowcast.algorithms.federated.shared_basis import RANK_POLICIES
+from narrowcast.algorithms.local_training.rules import LEARNING_RATE_SCHEDULES
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
-from narrowcast.platform.backend import Backend
+from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.contracts import Algorithm, DataSource, Fleet, Training
 from narrowcast.platform.data.partition import PARTITIONS
-from narrowcast.platform.kinds import Registry
-from narrowcast.platform.models.losses import LOSSES
-from narrowcast.platform.models.metrics import METRICS
+from narrowcast.platform.models.measures import LOSSES, METRICS
 from narrowcast.platform.models.model_kinds import MODELS
-from narrowcast.platform.schedule import SCHEDULES
-from narrowcast.platform.simulation.availability import AVAILABILITIES
-from narrowcast.platform.solver_contracts import ProblemSource, Solver
+from narrowcast.platform.rounds.backend import Backend
+from narrowcast.platform.rounds.plan import SCHEDULES
+from narrowcast.platform.rounds.sampling import AVAILABILITIES
+from narrowcast.platform.solving import ProblemSource, Solver
 
 ALGORITHMS = Registry(
     "algorithm",
@@ -37,18 +36,18 @@ ALGORITHMS = Registry(
         "scaffold": "algorithms.federated.scaffold:Scaffold",
         "fednova": "algorithms.federated.fednova:FedNova",
         "feddyn": "algorithms.federated.feddyn:FedDyn",
-        "qffl": "algorithms.federated.qffl:QFFL",
-        "afl": "algorithms.federated.afl:AFL",
+        "qffl": "algorithms.federated.fairness:QFFL",
+        "afl": "algorithms.federated.fairness:AFL",
         "apfl": "algorithms.federated.apfl:APFL",
         "fedmf": "algorithms.federated.fedmf:FedMF",
         "fedmavg": "algorithms.federated.fedmavg:FedMAvg",
-        "sfmf": "algorithms.federated.sfmf:SFMF",
+        "sfmf": "algorithms.federated.fedmavg:SFMF",
         "fedpara": "algorithms.federated.fedpara:FedPara",
         "submodel": "algorithms.federated.submodel:Submodel",
         "fedma": "algorithms.federated.fedma:FedMA",
         "fedmd": "algorithms.federated.fedmd:FedMD",
-        "colr": "algorithms.federated.colr:CoLR",
-        "scolr": "algorithms.federated.scolr:SCoLR",
+        "colr": "algorithms.federated.low_rank:CoLR",
+        "scolr": "algorithms.federated.low_rank:SCoLR",
         "adaptive_svd": "algorithms.federated.adaptive_svd:AdaptiveSVD",
         "adaptive_atomo": "algorithms.federated.adaptive_atomo:AdaptiveAtomo",
     },
@@ -57,13 +56,13 @@ TRAININGS = Registry(
     "training",
     Training,
     {
-        "factorisation_sgd": "algorithms.local_training.factorisation_sgd:FactorisationSGD",
+        "factorisation_sgd": "algorithms.local_training.factorisation:FactorisationSGD",
         "sgd": "algorithms.local_training.sgd:SGD",
-        "adam": "algorithms.local_training.adam:Adam",
-        "adamw": "algorithms.local_training.adam:AdamW",
-        "alternating_gradient": "algorithms.local_training.alternating_gradient:AlternatingGradient",
-        "rating_sgd": "algorithms.local_training.rating_sgd:RatingSGD",
-        "graph": "algorithms.local_training.graph_training:GraphTraining",
+        "adam": "algorithms.local_training.sgd:Adam",
+        "adamw": "algorithms.local_training.sgd:AdamW",
+        "alternating_gradient": "algorithms.local_training.ratings:AlternatingGradient",
+        "rating_sgd": "algorithms.local_training.ratings:RatingSGD",
+        "graph": "algorithms.local_training.graph:GraphTraining",
     },
     "factorisation_sgd",
 )
@@ -74,86 +73,86 @@ DATA = Registry(
         "ml-100k": "platform.data.movielens:MovieLens100K",
         "ml-1m": "platform.data.movielens:MovieLens1M",
         "ml-latest-small": "platform.data.movielens:MovieLensLatestSmall",
-        "pinterest": "platform.data.pinterest:Pinterest",
+        "pinterest": "platform.data.movielens:Pinterest",
         "ncf": "platform.data.ncf:NCF",
         "ratings": "platform.data.ratings:Ratings",
-        "explicit_ratings": "platform.data.explicit_ratings:ExplicitRatings",
-        "sample_columns": "platform.data.sample_columns:SampleColumns",
-        "digits": "platform.data.digits:Digits",
-        "diabetes": "platform.data.diabetes:Diabetes",
-        "least_squares": "platform.data.least_squares:LeastSquares",
-        "mnist": "platform.data.idx:MNIST",
-        "fashion-mnist": "platform.data.idx:FashionMNIST",
-        "cifar-10": "platform.data.cifar:CIFAR10",
-        "image_folder": "platform.data.image_folder:ImageFolder",
-        "npz": "platform.data.npz:NPZ",
-        "hugging_face": "platform.data.hugging_face:HuggingFace",
-        "torch": "platform.data.torch_dataset:TorchDataset",
-        "shakespeare": "platform.data.shakespeare:Shakespeare",
-        "python-docs": "platform.data.python_docs:PythonDocs",
-        "text_files": "platform.data.text_files:TextFiles",
+        "explicit_ratings": "platform.data.rating_matrix:ExplicitRatings",
+        "sample_columns": "platform.data.rating_matrix:SampleColumns",
+        "digits": "platform.data.scikit_learn:Digits",
+        "diabetes": "platform.data.scikit_learn:Diabetes",
+        "least_squares": "platform.data.synthetic:LeastSquares",
+        "mnist": "platform.data.image_sets:MNIST",
+        "fashion-mnist": "platform.data.image_sets:FashionMNIST",
+        "cifar-10": "platform.data.image_sets:CIFAR10",
+        "image_folder": "platform.data.image_sets:ImageFolder",
+        "npz": "platform.data.formats:NPZ",
+        "hugging_face": "platform.data.formats:HuggingFace",
+        "torch": "platform.data.formats:TorchDataset",
+        "shakespeare": "platform.data.text:Shakespeare",
+        "python-docs": "platform.data.text:PythonDocs",
+        "text_files": "platform.data.text:TextFiles",
         "synthetic": "platform.data.synthetic:Synthetic",
         "cora": "platform.data.planetoid:Cora",
         "citeseer": "platform.data.planetoid:CiteSeer",
         "pubmed": "platform.data.planetoid:PubMed",
-        "block_model": "platform.data.block_model:BlockModel",
-        "graph_npz": "platform.data.graph_npz:GraphNPZ",
+        "block_model": "platform.data.synthetic:BlockModel",
+        "graph_npz": "platform.data.graph:GraphNPZ",
     },
 )
 FLEETS = Registry(
     "fleet",
     Fleet,
     {
-        "tiers": "platform.simulation.fleet:Tiers",
-        "lognormal": "platform.simulation.fleet:LogNormalFleet",
-        "trace": "platform.simulation.fleet:TraceFleet",
+        "tiers": "platform.rounds.fleet:Tiers",
+        "lognormal": "platform.rounds.fleet:LogNormalFleet",
+        "trace": "platform.rounds.fleet:TraceFleet",
     },
     "tiers",
 )
 BACKENDS = Registry(
-    "backend", Backend, {"local": "platform.local_backend:LocalBackend", "ray": "cluster.ray_backend:RayBackend"}, "ray"
+    "backend", Backend, {"local": "platform.rounds.backend:LocalBackend", "ray": "cluster.backend:RayBackend"}, "ray"
 )
 PROBLEMS = Registry(
     "problem",
     ProblemSource,
     {
-        "synthetic_completion": "algorithms.completion.synthetic_completion:SyntheticCompletion",
-        "rating_completion": "algorithms.completion.rating_completion:RatingCompletion",
-        "image_completion": "algorithms.completion.image_completion:ImageCompletion",
-        "entry_completion": "algorithms.completion.entry_completion:EntryCompletion",
-        "max_cut": "algorithms.sdp.max_cut:MaxCutFile",
-        "random_max_cut": "algorithms.sdp.max_cut:RandomMaxCut",
-        "torus_max_cut": "algorithms.sdp.max_cut:TorusMaxCut",
-        "sdpa": "algorithms.sdp.sdpa:SDPAFile",
-        "sensor_localisation": "algorithms.sdp.sensor_localisation:SensorLocalisation",
-        "sensor_distances": "algorithms.sdp.sensor_localisation:SensorDistances",
+        "synthetic_completion": "solves.completion_problems:SyntheticCompletion",
+        "rating_completion": "solves.completion_problems:RatingCompletion",
+        "image_completion": "solves.completion_problems:ImageCompletion",
+        "entry_completion": "solves.completion_problems:EntryCompletion",
+        "max_cut": "solves.max_cut:MaxCutFile",
+        "random_max_cut": "solves.max_cut:RandomMaxCut",
+        "torus_max_cut": "solves.max_cut:TorusMaxCut",
+        "sdpa": "solves.semidefinite:SDPAFile",
+        "sensor_localisation": "solves.localisation:SensorLocalisation",
+        "sensor_distances": "solves.localisation:SensorDistances",
     },
 )
 SOLVERS = Registry(
     "solver",
     Solver,
     {
-        "fgd": "algorithms.completion.fgd:FGD",
-        "afgd": "algorithms.completion.afgd:AFGD",
-        "scaled_gd": "algorithms.completion.scaled_gd:ScaledGD",
-        "asd": "algorithms.completion.asd:ASD",
-        "scaled_asd": "algorithms.completion.scaled_asd:ScaledASD",
-        "lmafit": "algorithms.completion.lmafit:LMaFit",
-        "power_factorisation": "algorithms.completion.power_factorisation:PowerFactorisation",
-        "als": "algorithms.completion.als:ALS",
-        "niht": "algorithms.completion.niht:NIHT",
-        "cgiht": "algorithms.completion.cgiht:CGIHT",
-        "alps": "algorithms.completion.alps:ALPS",
-        "r3mc": "algorithms.completion.r3mc:R3MC",
-        "matrix_irls": "algorithms.completion.matrix_irls:MatrixIRLS",
-        "gauss_newton": "algorithms.completion.gauss_newton:GaussNewton",
-        "soft_impute": "algorithms.completion.soft_impute:SoftImpute",
-        "in_face_frank_wolfe": "algorithms.completion.in_face_frank_wolfe:InFaceFrankWolfe",
-        "hazan": "algorithms.sdp.hazan:Hazan",
-        "mixing": "algorithms.sdp.mixing:Mixing",
-        "burer_monteiro": "algorithms.sdp.burer_monteiro:BurerMonteiro",
-        "lifted_stress": "algorithms.sdp.lifted_stress:LiftedStress",
-        "program": "algorithms.programs.program:Program",
+        "fgd": "solves.descent:FGD",
+        "afgd": "solves.descent:AFGD",
+        "scaled_gd": "solves.descent:ScaledGD",
+        "asd": "solves.descent:ASD",
+        "scaled_asd": "solves.descent:ScaledASD",
+        "lmafit": "solves.alternating:LMaFit",
+        "power_factorisation": "solves.alternating:PowerFactorisation",
+        "als": "solves.alternating:ALS",
+        "niht": "solves.thresholding:NIHT",
+        "cgiht": "solves.thresholding:CGIHT",
+        "alps": "solves.thresholding:ALPS",
+        "r3mc": "solves.second_order:R3MC",
+        "matrix_irls": "solves.second_order:MatrixIRLS",
+        "gauss_newton": "solves.second_order:GaussNewton",
+        "soft_impute": "solves.thresholding:SoftImpute",
+        "in_face_frank_wolfe": "solves.frank_wolfe:InFaceFrankWolfe",
+        "hazan": "solves.hazan:Hazan",
+        "mixing": "solves.mixing:Mixing",
+        "burer_monteiro": "solves.burer_monteiro:BurerMonteiro",
+        "lifted_stress": "solves.localisation:LiftedStress",
+        "program": "solves.program:Program",
     },
 )
 

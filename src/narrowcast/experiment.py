@@ -16,10 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from narrowcast import packaged
 from narrowcast.algorithms.channel.radio import CellRadio
-from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
-from narrowcast.algorithms.secure.optional_imports import library
-from narrowcast.algorithms.secure.protection import NoProtection
-from narrowcast.algorithms.secure.schemes import AnyScheme
+from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
+from narrowcast.algorithms.secure.schemes import AnyScheme, NoProtection, library
 from narrowcast.catalog import (
     ALGORITHMS,
     BACKENDS,
@@ -29,27 +27,23 @@ from narrowcast.catalog import (
     TRAINING_DEFAULTS,
     TRAININGS,
 )
-from narrowcast.cluster.ray_backend import RayBackend
-from narrowcast.platform.backend import Backend
-from narrowcast.platform.config import flatten, plugin_folders, validate
+from narrowcast.cluster.backend import RayBackend
+from narrowcast.platform.config.fields import Role, role_of
+from narrowcast.platform.config.files import Defaults, apply_overrides, flatten, plugin_folders, set_value, validate
+from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.config.run_fields import Identified, Tracking
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
-from narrowcast.platform.disk import expand_home
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.field_roles import Role, role_of
-from narrowcast.platform.identity import Identified
-from narrowcast.platform.kinds import optional
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model_kinds import MODELS
 from narrowcast.platform.models.start_model import pinned, start_model
-from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.run import Run
-from narrowcast.platform.sampling import cohort_size
-from narrowcast.platform.simulation.fleet import Tiers
-from narrowcast.platform.simulation.profile_limits import check_profiles
-from narrowcast.platform.tracking.store_address import Tracking
-from narrowcast.platform.tracking.targets import Targets
+from narrowcast.platform.rounds.backend import Backend, LocalBackend
+from narrowcast.platform.rounds.fleet import Tiers, check_profiles
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.sampling import cohort_size
+from narrowcast.platform.rounds.state import Run
+from narrowcast.platform.storage.disk import expand_home
+from narrowcast.platform.tracking.metrics import Targets
 
 
 class _Checked(type(Plan)):  # type: ignore[misc]
@@ -170,7 +164,7 @@ class Experiment(Plan, Identified, metaclass=_Checked):
             return self.algorithm
         for name in self.secure.needs:
             library(name, f"secure.kind = {self.secure.kind}")
-        from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+        from narrowcast.algorithms.secure.aggregation import SecureAggregation
 
         if self.schedule.kind == "buffered":
             raise UserError(

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from narrowcast.algorithms.channel.allocation import Allocation
-    from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
-    from narrowcast.algorithms.channel.downlink import Downlink
+    from narrowcast.algorithms.channel.curves import DistortionCurves
     from narrowcast.algorithms.channel.links import Channel
-    from narrowcast.algorithms.codecs.chain import Codec
-    from narrowcast.algorithms.codecs.stage import (
+    from narrowcast.algorithms.channel.radio import Downlink
+    from narrowcast.algorithms.client.uploads import PrefixedArrays
+    from narrowcast.algorithms.codecs.chain import (
         NO_STATE,
+        Codec,
         Quantiser,
         Shapes,
         Signal,
@@ -32,14 +33,12 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.codecs.wire import Reader, varint
     from narrowcast.algorithms.federated.aggregator import Aggregator
     from narrowcast.algorithms.federated.fedavg import Averaging
-    from narrowcast.algorithms.federated.rank_policy import RankPolicy
     from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER, ServerOptimizer
-    from narrowcast.algorithms.local_training.learning_rate import LearningRateSchedule
-    from narrowcast.algorithms.secure.protection import Masked, Plain, Protection
-    from narrowcast.algorithms.uploads.joined_parts import joined_updates, joined_uploads
-    from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
+    from narrowcast.algorithms.federated.shared_basis import RankPolicy
+    from narrowcast.algorithms.federated.unit_slices import joined_updates, joined_uploads
+    from narrowcast.algorithms.local_training.rules import LearningRateSchedule
+    from narrowcast.algorithms.secure.schemes import Masked, Plain, Protection
     from narrowcast.experiment import load_experiment
-    from narrowcast.platform.backend import Backend
     from narrowcast.platform.contracts import (
         Algorithm,
         Broadcast,
@@ -58,13 +57,13 @@ if TYPE_CHECKING:
     from narrowcast.platform.data.samples import Labelled, Samples
     from narrowcast.platform.errors import UserError
     from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis
-    from narrowcast.platform.models.losses import Loss
-    from narrowcast.platform.models.metrics import Metric
+    from narrowcast.platform.models.measures import Loss, Metric
     from narrowcast.platform.models.neural_network import NeuralNetwork
-    from narrowcast.platform.schedule import Schedule
+    from narrowcast.platform.rounds.backend import Backend
+    from narrowcast.platform.rounds.plan import Schedule
+    from narrowcast.platform.rounds.sampling import Availability
     from narrowcast.platform.seeds import generator
-    from narrowcast.platform.simulation.availability import Availability
-    from narrowcast.platform.solver_contracts import Problem, ProblemSource, Report, Solver, Work
+    from narrowcast.platform.solving import Problem, ProblemSource, Report, Solver, Work
     from narrowcast.platform.types import (
         Arrays,
         BoolArray,
@@ -81,6 +80,7 @@ if TYPE_CHECKING:
     from narrowcast.runs.attack_trial import attack_run, record_transcript
     from narrowcast.tuning.pruning import Pruner
     from narrowcast.tuning.samplers import Sampler
+
 
 __all__ = [
     "NO_STATE",
@@ -160,25 +160,25 @@ __all__ = [
 ]
 _HOMES = {
     "Allocation": "algorithms.channel.allocation",
-    "DistortionCurves": "algorithms.channel.distortion_curves",
-    "Downlink": "algorithms.channel.downlink",
+    "DistortionCurves": "algorithms.channel.curves",
+    "Downlink": "algorithms.channel.radio",
     "Channel": "algorithms.channel.links",
     "Codec": "algorithms.codecs.chain",
     **dict.fromkeys(
         ("NO_STATE", "Quantiser", "Shapes", "Signal", "Stage", "SymbolStage", "Tensors", "Transform", "ValueStage"),
-        "algorithms.codecs.stage",
+        "algorithms.codecs.chain",
     ),
     **dict.fromkeys(("Reader", "varint"), "algorithms.codecs.wire"),
     "Aggregator": "algorithms.federated.aggregator",
     "Averaging": "algorithms.federated.fedavg",
-    "RankPolicy": "algorithms.federated.rank_policy",
+    "RankPolicy": "algorithms.federated.shared_basis",
     **dict.fromkeys(("OPTIMIZER", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
-    "LearningRateSchedule": "algorithms.local_training.learning_rate",
-    **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.protection"),
-    "PrefixedArrays": "algorithms.uploads.prefixed_arrays",
-    **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.uploads.joined_parts"),
+    "LearningRateSchedule": "algorithms.local_training.rules",
+    **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.schemes"),
+    "PrefixedArrays": "algorithms.client.uploads",
+    **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.federated.unit_slices"),
     "load_experiment": "experiment",
-    "Backend": "platform.backend",
+    "Backend": "platform.rounds.backend",
     **dict.fromkeys(
         (
             "Algorithm",
@@ -200,13 +200,13 @@ _HOMES = {
     **dict.fromkeys(("Labelled", "Samples"), "platform.data.samples"),
     "UserError": "platform.errors",
     **dict.fromkeys(("HiddenUnits", "UnitAxis"), "platform.models.hidden_units"),
-    "Loss": "platform.models.losses",
-    "Metric": "platform.models.metrics",
+    "Loss": "platform.models.measures",
+    "Metric": "platform.models.measures",
     "NeuralNetwork": "platform.models.neural_network",
-    "Schedule": "platform.schedule",
+    "Schedule": "platform.rounds.plan",
     "generator": "platform.seeds",
-    "Availability": "platform.simulation.availability",
-    **dict.fromkeys(("Problem", "ProblemSource", "Report", "Solver", "Work"), "platform.solver_contracts"),
+    "Availability": "platform.rounds.sampling",
+    **dict.fromkeys(("Problem", "ProblemSource", "Report", "Solver", "Work"), "platform.solving"),
     **dict.fromkeys(
         (
             "Arrays",

@@ -9,12 +9,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.config import command, not_a_mapping, read_yaml, suggest
+from narrowcast.platform.config.files import apply_overrides, command, not_a_mapping, read_limited, read_yaml, suggest
+from narrowcast.platform.config.kinds import plain_values
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import plain_values
-from narrowcast.platform.overrides import apply_overrides
 from narrowcast.platform.tracking.units import counted
-from narrowcast.platform.yaml_limits import read_limited
 
 EXPERIMENTS = files("narrowcast") / "experiments"
 STUDIES = EXPERIMENTS / "studies"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from narrowcast.catalog import REGISTRIES as OF_EXPERIMENTS
+from narrowcast.platform.config.kinds import Registry, spec_of
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import Registry, spec_of
 from narrowcast.tuning.pruning import PRUNERS
 from narrowcast.tuning.samplers import SAMPLERS
 

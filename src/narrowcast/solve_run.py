@@ -12,18 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from narrowcast import packaged
 from narrowcast.catalog import PROBLEMS, SOLVERS
 from narrowcast.experiment import replicas_of
-from narrowcast.platform.checkpoint_fields import CheckpointEvery, CheckpointPath, CheckpointSeconds, CheckpointsKept
-from narrowcast.platform.config import plugin_folders, validate
+from narrowcast.platform.config.fields import ITERATIONS, Name, Role
+from narrowcast.platform.config.files import Defaults, plugin_folders, validate
+from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.config.run_fields import (
+    CheckpointEvery,
+    CheckpointPath,
+    CheckpointSeconds,
+    CheckpointsKept,
+    Identified,
+    Tracking,
+)
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.field_roles import Role
-from narrowcast.platform.identity import Identified
-from narrowcast.platform.kinds import optional
-from narrowcast.platform.overrides import Defaults
-from narrowcast.platform.patterns import Name
-from narrowcast.platform.solver_contracts import ProblemSource, Solver
-from narrowcast.platform.tracking.store_address import Tracking
-from narrowcast.platform.tracking.targets import Targets
-from narrowcast.platform.units import ITERATIONS
+from narrowcast.platform.solving import ProblemSource, Solver
+from narrowcast.platform.tracking.metrics import Targets
 
 
 class SolveTracking(Tracking):

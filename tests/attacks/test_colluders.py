@@ -11,7 +11,7 @@ from attack_cells import cell_experiment, some_users
 from lossy_links import LOSING
 from masked_round import MaskedRound
 from narrowcast.algorithms.attacks.transcript import Transcript
-from narrowcast.algorithms.secure.shamir import SHARE_BYTES
+from narrowcast.algorithms.secure.keys import SHARE_BYTES
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
 from narrowcast.runs.attack_trial import record_transcript

@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 from attack_cells import cell_experiment, some_users
-from narrowcast.algorithms.attacks.attack_scores import alignment, chance_recall, pooled_recall, positives_of
-from narrowcast.algorithms.attacks.direction_attack import factors_from_directions, positives_from_signs
-from narrowcast.algorithms.attacks.row_list_attack import positives_from_row_lists
+from narrowcast.algorithms.attacks.inference import (
+    alignment,
+    chance_recall,
+    factors_from_directions,
+    pooled_recall,
+    positives_from_row_lists,
+    positives_from_signs,
+    positives_of,
+)
 from narrowcast.algorithms.attacks.transcript import Transcript
-from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
+from narrowcast.platform.models.factorisation import USER_FACTORS
 from narrowcast.platform.types import BoolArray, FloatArray
 from narrowcast.runs.attack_trial import record_transcript
 

@@ -11,7 +11,7 @@ import pytest
 
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.state import Run
 from repeated_rounds import Crash, CrashingStore, RepeatAttacks, RepeatingServer
 from secure_rounds import SMALL_CKKS
 

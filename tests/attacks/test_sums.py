@@ -8,9 +8,13 @@ from functools import cache
 import numpy as np
 
 from attack_cells import cell_experiment, some_users
-from narrowcast.algorithms.attacks.attack_scores import pooled_recall, positives_of
-from narrowcast.algorithms.attacks.overlap_attack import positives_from_sums
-from narrowcast.algorithms.attacks.single_row_attack import attribute_single_rows, share_rightly_attributed
+from narrowcast.algorithms.attacks.inference import (
+    attribute_single_rows,
+    pooled_recall,
+    positives_from_sums,
+    positives_of,
+    share_rightly_attributed,
+)
 from narrowcast.algorithms.attacks.transcript import Transcript
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.runs.attack_trial import record_transcript

@@ -7,7 +7,7 @@ import pytest
 
 from attack_cells import cell_experiment, some_users
 from lossy_links import LOSING
-from narrowcast.algorithms.attacks.thin_group_attack import ThinGroup, read_thin_groups
+from narrowcast.algorithms.attacks.inference import ThinGroup, read_thin_groups
 from narrowcast.algorithms.attacks.transcript import Transcript
 from narrowcast.runs.attack_trial import record_transcript
 

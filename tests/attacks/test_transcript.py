@@ -12,14 +12,14 @@ from scipy import stats
 
 from attack_cells import cell_experiment, some_users
 from narrowcast.algorithms.attacks.transcript import RoundTranscript, Transcript
+from narrowcast.algorithms.client.sums import ROWS, WEIGHT
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.secure.protection import Masked
-from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
-from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT
+from narrowcast.algorithms.secure.aggregation import SecureAggregation
+from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from narrowcast.runs.attack_trial import record_run, record_transcript
 from secure_rounds import SMALL_CKKS, experiment, run_rounds

@@ -14,7 +14,7 @@ from narrowcast.laws.law import title
 from narrowcast.laws.registries import LAWS, verdicts
 from narrowcast.platform.data.partition import IID
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.simulation.availability import Bernoulli
+from narrowcast.platform.rounds.sampling import Bernoulli
 from narrowcast.registry import REGISTRIES
 
 FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {

@@ -14,7 +14,7 @@ import pytest
 from chains import CHAINS
 from file_parsers import FILES
 from mutants import campaign
-from narrowcast.algorithms.codecs.stages import STAGES
+from narrowcast.algorithms.codecs.chain import STAGES
 from payload_parsers import PAYLOADS
 from record_parsers import RECORDS
 

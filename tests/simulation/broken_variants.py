@@ -13,15 +13,15 @@ import numpy as np
 from simulated_disk import SimulatedDisk
 from simulated_host import SimulatedTime
 
-from narrowcast.cluster.failure import FailurePolicy
-from narrowcast.cluster.ray_executor import RayExecutor
-from narrowcast.platform.disk import disk, make_folders
-from narrowcast.platform.host_time import host_time
-from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking import cursor, mlflow_run
-from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.store_address import StoreAddress
-from narrowcast.runs import outputs, recorder, run_folder
+from narrowcast.cluster.decisions import FailurePolicy
+from narrowcast.cluster.executor import RayExecutor
+from narrowcast.platform.config.run_fields import StoreAddress
+from narrowcast.platform.rounds.state import RunState
+from narrowcast.platform.storage.disk import disk, make_folders
+from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.journal import Journal
+from narrowcast.platform.tracking import cursor, sender
+from narrowcast.runs import folder, outputs, session
 
 Variant = Callable[[], AbstractContextManager[Any]]
 
@@ -44,47 +44,47 @@ def _in_place() -> ExitStack:
         disk().sync(path.parent)
 
     stack = ExitStack()
-    for module in (cursor, outputs, run_folder):
+    for module in (cursor, outputs, folder):
         stack.enter_context(patch.object(module, "write_atomically", write))
     return stack
 
 
 def _position_first() -> AbstractContextManager[Any]:
-    def send(self: mlflow_run.Sender) -> None:
+    def send(self: sender.Sender) -> None:
         before = self.cursor.sent_rounds
         self._journal.sync()
         self.cursor = replace(self.cursor, sent_rounds=len(self._journal.rounds))
         self.cursor.save(self._folder)
         try:
             if rows := self._journal.rounds[before:]:
-                mlflow_run.send_rounds(self._store, self.cursor.run_id, rows)
-        except mlflow_run.StoreError:
+                sender.send_rounds(self._store, self.cursor.run_id, rows)
+        except sender.StoreError:
             self.cursor = replace(self.cursor, sent_rounds=before)
 
-    return patch.object(mlflow_run.Sender, "_send", send)
+    return patch.object(sender.Sender, "_send", send)
 
 
 def _sent_before_synced() -> AbstractContextManager[Any]:
-    def send(self: mlflow_run.Sender) -> None:
+    def send(self: sender.Sender) -> None:
         try:
             before = self.cursor.sent_rounds
             if rows := self._journal.rounds[before:]:
-                sent = mlflow_run.send_rounds(self._store, self.cursor.run_id, rows)
+                sent = sender.send_rounds(self._store, self.cursor.run_id, rows)
                 self.cursor = replace(self.cursor, sent_rounds=before + sent)
             self.cursor.save(self._folder)
-        except mlflow_run.StoreError:
+        except sender.StoreError:
             pass
 
-    return patch.object(mlflow_run.Sender, "_send", send)
+    return patch.object(sender.Sender, "_send", send)
 
 
 def _new_stamps() -> AbstractContextManager[Any]:
-    whole = mlflow_run.send_rounds
+    whole = sender.send_rounds
 
     def send(store: StoreAddress, run_id: str, rows: Any) -> int:
         return whole(store, run_id, [{**row, "logged_at_ms": int(host_time().wall() * 1000)} for row in rows])
 
-    return patch.object(mlflow_run, "send_rounds", send)
+    return patch.object(sender, "send_rounds", send)
 
 
 def _order_of_arrival() -> AbstractContextManager[Any]:
@@ -108,14 +108,14 @@ def _clients_forgotten() -> AbstractContextManager[Any]:
 
 
 def _checkpoint_first() -> AbstractContextManager[Any]:
-    whole = recorder.Recorder.write
+    whole = session.Recorder.write
 
-    def write(self: recorder.Recorder, outcome: Any) -> None:
+    def write(self: session.Recorder, outcome: Any) -> None:
         if outcome.state is not None:
             self.checkpoint(outcome.state)
         whole(self, outcome)
 
-    return patch.object(recorder.Recorder, "write", write)
+    return patch.object(session.Recorder, "write", write)
 
 
 VARIANTS: dict[str, Variant] = {

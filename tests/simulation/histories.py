@@ -38,14 +38,14 @@ from workloads import SOURCES, WORKLOADS, experiment_of
 
 from narrowcast import packaged
 from narrowcast.catalog import DATA
-from narrowcast.platform.config import read_yaml, write_yaml
-from narrowcast.platform.disk import using
+from narrowcast.platform.config.files import read_yaml, write_yaml
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.host_time import time_of
-from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.mlflow_store import metric_name
-from narrowcast.runs import outputs, run_folder, session
-from narrowcast.runs.late_delivery import send_missing
+from narrowcast.platform.storage.disk import using
+from narrowcast.platform.storage.host import time_of
+from narrowcast.platform.storage.journal import Journal
+from narrowcast.platform.tracking.store import metric_name
+from narrowcast.runs import folder, outputs, session
+from narrowcast.runs.session import send_missing
 
 _MOST_PROCESSES = 12
 _FAILURES = 0.03  # of each call to the store and to a host
@@ -128,7 +128,7 @@ def _machine(host: SimulatedHost, failures: float) -> Iterator[_Machine]:
         stack.enter_context(patch.dict(DATA.kinds, SOURCES))
         # Reading and writing the same YAML takes a third of the time.
         stack.enter_context(patch.object(packaged, "read_yaml", lambda text, origin: deepcopy(_read(text, origin))))
-        stack.enter_context(patch.object(run_folder, "write_yaml", lambda values, to: to.write(_written(repr(values)))))
+        stack.enter_context(patch.object(folder, "write_yaml", lambda values, to: to.write(_written(repr(values)))))
         # Figures take most of a second, and a subprocess reads the commit.
         stack.enter_context(patch.object(outputs, "write_plots", lambda *_: []))
         stack.enter_context(patch.object(outputs, "write_partition", lambda *_: []))

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from simulated_host import KilledError, PowerCutError, SimulatedHost
 
-from narrowcast.platform.atomic_files import without_part
-from narrowcast.platform.disk import Disk
+from narrowcast.platform.storage.disk import Disk, without_part
 
 _INSIDE = ("create", "append", "fill")
 _NEEDS_ROOM = (*_INSIDE, "make_folder")

@@ -1,6 +1,6 @@
 """Ray in this thread: the driver, the hosts and the policy are the real ones, and actors die as the seed says.
 
-Every call of an actor is made when its result is asked for. Time is that of `narrowcast.platform.host_time`.
+Every call of an actor is made when its result is asked for. Time is that of `narrowcast.platform.storage.host`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from ray.exceptions import (
 )
 from simulated_host import KilledError, PowerCutError, SimulatedHost
 
-from narrowcast.cluster import driver, hosts, key_service, ray_executor, ray_session
-from narrowcast.platform.host_time import host_time
+from narrowcast.cluster import executor, hosts, session
+from narrowcast.cluster import hosts as key_service
+from narrowcast.platform.storage.host import host_time
 
 _PASSED_ON = (KeyboardInterrupt, KilledError, PowerCutError, AssertionError)
 
@@ -276,9 +277,9 @@ class _Head:
 def in_force(ray: SimulatedRay) -> Iterator[None]:
     """Put the simulated cluster in the place of Ray."""
     with ExitStack() as stack:
-        for module in (driver, hosts, key_service, ray_session, ray_executor):
+        for module in (executor, hosts, key_service, session, executor):
             stack.enter_context(patch.object(module, "ray", ray))
-        for module, name in ((ray_session, "Driver"), (hosts, "ClientHost"), (key_service, "KeyService")):
+        for module, name in ((session, "Driver"), (hosts, "ClientHost"), (key_service, "KeyService")):
             stack.enter_context(patch.object(module, name, _ActorClass(ray, getattr(module, name))))
-        stack.enter_context(patch.object(ray_session, "Head", _Head))
+        stack.enter_context(patch.object(session, "Head", _Head))
         yield

@@ -23,10 +23,10 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
-from narrowcast.tuning import study_client
+from narrowcast.tuning import client
+from narrowcast.tuning.client import ProposedTrial, StudyClient
+from narrowcast.tuning.settings import StudySettings
 from narrowcast.tuning.space import Dimension, Space
-from narrowcast.tuning.study_client import ProposedTrial, StudyClient
-from narrowcast.tuning.study_settings import StudySettings
 
 _DIMENSIONS = {"rank": [1, 2, 4, 8], "bits": [2, 4, 8]}
 _ROUNDS = 4
@@ -104,10 +104,10 @@ class _Study:
     def turn_of(self, process: _Process) -> Iterator[None]:
         running = {each.pid for each in self.alive if each.host == process.host}
         with (
-            patch.object(study_client, "_process_identity", lambda: process.identity),
-            patch.object(study_client.socket, "gethostname", lambda: process.host),
-            patch.object(study_client, "_is_running", lambda pid, _: pid in running),
-            patch.object(study_client.time, "time", lambda: 1.7e9 + self.now + process.skew),
+            patch.object(client, "_process_identity", lambda: process.identity),
+            patch.object(client.socket, "gethostname", lambda: process.host),
+            patch.object(client, "_is_running", lambda pid, _: pid in running),
+            patch.object(client.time, "time", lambda: 1.7e9 + self.now + process.skew),
         ):
             yield
 

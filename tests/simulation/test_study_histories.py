@@ -11,9 +11,9 @@ import pytest
 from optuna.trial import FrozenTrial
 from study_histories import simulate_study
 
-from narrowcast.tuning import study_client
-from narrowcast.tuning.study_client import StudyClient
-from narrowcast.tuning.trial_record import OWNER
+from narrowcast.tuning import client
+from narrowcast.tuning.client import StudyClient
+from narrowcast.tuning.trials import OWNER
 
 _SEEDS = 100
 
@@ -32,7 +32,7 @@ def test_a_seed_has_one_history_of_a_study() -> None:
 
 def test_leases_by_the_wall_clock_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def lease(_: StudyClient, trial: FrozenTrial, attributes: Mapping[str, Any]) -> str:
-        beat = attributes.get(study_client._HEARTBEAT + trial.user_attrs[OWNER], 0.0)
+        beat = attributes.get(client._HEARTBEAT + trial.user_attrs[OWNER], 0.0)
         return "alive" if time.time() - beat < 60.0 else "over"
 
     monkeypatch.setattr(StudyClient, "_lease", lease)

@@ -12,17 +12,16 @@ import torch
 from torch import nn
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.local_training.batched_module import batched_forward
-from narrowcast.algorithms.local_training.chain_gradients import chain_gradient
+from narrowcast.algorithms.federated.low_rank import SCoLR
+from narrowcast.algorithms.local_training.gradients import batched_forward, chain_gradient
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.rehearsal import N_CLIENTS, numbers, sequences
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.losses import CrossEntropy, Huber
+from narrowcast.platform.models.measures import CrossEntropy, Huber
 from narrowcast.platform.models.networks import MLP, CharLSTM
+from narrowcast.platform.rounds.fleet import LogNormalFleet
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Chunk, LocalTerms
 
 COUNTS = np.random.default_rng(1).integers(1, 18, N_CLIENTS)

@@ -94,7 +94,7 @@ def test_a_mapping_is_run_as_the_file_with_its_values(tmp_path: Path) -> None:
 
 
 def test_the_namespace_of_algorithms_lists_its_classes_as_the_others_do() -> None:
-    import narrowcast.algorithms.codecs.stage  # the package bears the namespace and its submodules
+    import narrowcast.algorithms.codecs.chain  # the package bears the namespace and its submodules
 
     assert repr(nc.algorithms).startswith("narrowcast.algorithms: FedAvg, FedProx, ")
     assert repr(nc.models).startswith("narrowcast.models: MatrixFactorisation, ")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import narrowcast as nc
-from narrowcast.platform.evaluation import model_sha256
+from narrowcast.platform.rounds.evaluation import model_sha256
 from ray_nodes import RayNodes
 
 pytestmark = [

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 
 import narrowcast as nc
-from narrowcast.benchmarking.benchmark_file import load_benchmark
+from narrowcast.benchmarking.file import load_benchmark
 from narrowcast.cli.main import cli
 from narrowcast.runs.verification import verify
 from narrowcast.solve_run import load_solve

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from narrowcast.benchmarking.benchmark_file import load_benchmark
-from narrowcast.benchmarking.benchmark_folder import ENDS, BenchmarkFolder
+from narrowcast.benchmarking.file import ENDS, BenchmarkFolder, load_benchmark
 from studies import EXPERIMENT, ONE_OBJECTIVE, RATES, trials, write_study
 
 TOO_LARGE = (

@@ -15,7 +15,7 @@ from click.shell_completion import BashComplete
 
 from command_line import assert_refused, narrowcast, run_folders
 from narrowcast.cli.main import cli
-from narrowcast.platform import extras
+from narrowcast.platform.config import plugins
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 DIGITS = ("fedavg-digits", "--backend", "local", "rounds=1", "tracking.system_metrics=false")
@@ -99,7 +99,7 @@ def test_missing_data_and_libraries_are_named_together(tmp_path: Path, monkeypat
     def absent(library: str) -> Distribution:
         raise PackageNotFoundError(library)
 
-    monkeypatch.setattr(extras, "distribution", absent)
+    monkeypatch.setattr(plugins, "distribution", absent)
     monkeypatch.setenv("NARROWCAST_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     said = narrowcast("run", "scolr-ml100k", "--backend", "ray", "--output", tmp_path / "runs")

@@ -19,9 +19,9 @@ import pytest
 import requests
 
 from command_line import TINY, assert_refused, narrowcast, run_folders, terminated_after
+from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking import mlflow_store
-from narrowcast.platform.tracking.store_address import StoreAddress
+from narrowcast.platform.tracking import store
 
 # MLflow's queries make SQLAlchemy warn.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -350,7 +350,7 @@ def test_nobody_takes_the_port_while_the_store_is_read(
                 other.bind(("127.0.0.1", closed_port))
         raise UserError("read")
 
-    monkeypatch.setattr(mlflow_store, "pages_of_runs", reading)
+    monkeypatch.setattr(store, "pages_of_runs", reading)
     assert_refused(narrowcast("ui", "--output", runs, "--port", closed_port), "narrowcast: read")
 
 

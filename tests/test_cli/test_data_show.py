@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from command_line import assert_refused, narrowcast
-from narrowcast.platform.tracking.partition_report import FIGURE, TABLE
+from narrowcast.platform.tracking.partition import FIGURE, TABLE
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 

@@ -18,10 +18,10 @@ from rich.table import Table
 
 import narrowcast as nc
 from command_line import Said, narrowcast
-from narrowcast.cli.log_format import Text
+from narrowcast.cli.main import Text
 from narrowcast.platform.errors import printable
-from narrowcast.platform.tracking.run_plots import as_png, log_axis, new_figure
-from narrowcast.runs.html_page import html_page
+from narrowcast.platform.tracking.figures import as_png, log_axis, new_figure
+from narrowcast.runs.html_report import html_page
 from narrowcast.runs.terminal_output import OutputUntilClosed, PlainConsole
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

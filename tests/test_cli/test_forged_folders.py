@@ -14,7 +14,7 @@ import pytest
 from command_line import assert_refused, narrowcast
 from forged_benchmarks import FINISHED
 from forged_folders import KINDS
-from narrowcast.runs.repetition import Budget
+from narrowcast.runs.checks import Budget
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 FORGED: Mapping[tuple[str, str], str] = {

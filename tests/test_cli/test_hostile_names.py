@@ -12,8 +12,8 @@ import pytest
 
 import narrowcast as nc
 from command_line import Said, assert_refused, narrowcast
+from narrowcast.platform.config.fields import check_name
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.patterns import check_name
 from narrowcast.runs.submission import Submission, prepare
 
 NAMES = {

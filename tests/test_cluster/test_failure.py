@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from narrowcast.cluster.failure import Failure, FailurePolicy, Reaction
+from narrowcast.cluster.decisions import Failure, FailurePolicy, Reaction
 from narrowcast.platform.errors import RunFailed
 
 DIED = Failure(round_index=3, node="a", problem="ActorDiedError")

@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
-from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.algorithms.secure.aggregation import SecureAggregation
+from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.backend import Backend
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalBackend, LocalExecutor
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.backend import Backend, LocalBackend, LocalExecutor
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from ray_actors import kill_one
 from running import begin

@@ -103,7 +103,8 @@ def test_what_is_mounted_from_a_configmap_runs_with_the_modules_and_files_beside
     mounted = tmp_path / "..2026_01_01"  # a ConfigMap's files are links into a folder of its version
     mounted.mkdir()
     (mounted / "bands.py").write_text(
-        "from narrowcast.platform.data.digits import Digits\nfrom parts import CLIENTS\nfrom typing import Literal\n"
+        "from narrowcast.platform.data.scikit_learn import Digits\nfrom parts import CLIENTS\n"
+        "from typing import Literal\n"
         "class Own(Digits):\n    kind: Literal['own'] = 'own'\n    clients: int = CLIENTS\n"
     )
     (mounted / "parts.py").write_text("CLIENTS = 20\n")

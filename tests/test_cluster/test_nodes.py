@@ -13,15 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run, start
 from ray_nodes import RAY
 
 # Forty epochs make a round last long enough for a node to be killed in its midst.

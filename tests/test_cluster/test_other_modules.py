@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.cluster.ray_backend import RayBackend
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import RunState, start
+from narrowcast.cluster.backend import RayBackend
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.types import FloatArray
 
 pytestmark = [

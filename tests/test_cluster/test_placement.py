@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narrowcast.cluster.placement import Node, Policy, place
+from narrowcast.cluster.decisions import Node, Policy, place
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from command_line import narrowcast
-from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.backend import Backend
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.backend import Backend
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.state import Run, start
 from ray_actors import kill_one
 from ray_nodes import RayNodes
 

@@ -15,9 +15,9 @@ import pytest
 import ray
 import requests
 
-from narrowcast.cluster.listening import LISTENERS, beyond_loopback, listening
-from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.backend import RayBackend
 from narrowcast.cluster.ray_token import token
+from narrowcast.runs.doctor import LISTENERS, beyond_loopback, listening
 
 # Write to the cluster's state as another account, with or without the token; root cannot start our Python as nobody.
 _WRITE = """

@@ -13,18 +13,16 @@ import numpy as np
 import pytest
 import ray
 
-from narrowcast.cluster.client_host import ClientHost
-from narrowcast.cluster.failure import FailurePolicy
-from narrowcast.cluster.hosts import Host
-from narrowcast.cluster.ray_backend import RayBackend
-from narrowcast.cluster.ray_executor import RayExecutor
+from narrowcast.cluster.backend import RayBackend
+from narrowcast.cluster.decisions import FailurePolicy
+from narrowcast.cluster.executor import RayExecutor
+from narrowcast.cluster.hosts import ClientHost, Host
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.backend import Backend
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalBackend, LocalExecutor
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.backend import Backend, LocalBackend, LocalExecutor
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Chunk
 from ray_actors import kill_one
 from running import begin

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from narrowcast.cluster.ray_folder import ray_folder, remove_abandoned
+from narrowcast.cluster.ray_internals import ray_folder, remove_abandoned
 from scratch import short_folder
 
 # Starts a process as Ray does, which outlives its parent, and waits.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from narrowcast.platform.data.fetch import VARIABLE
+from narrowcast.platform.data.download import VARIABLE
 from page_session import run_page
 from page_summary import PAGE_SESSION
 from pages import DOCS, blocks, pages

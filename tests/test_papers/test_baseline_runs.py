@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from narrowcast.platform.data.explicit_ratings import ExplicitRatings
+from narrowcast.platform.data.rating_matrix import ExplicitRatings
 from narrowcast.platform.models.rating_baselines import USER_MEAN
 from narrowcast.studies.results import read_lines
 from narrowcast.studies.tables import MeasuredTable

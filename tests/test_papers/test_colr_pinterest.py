@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from narrowcast.platform.data import fetch
-from narrowcast.platform.data.pinterest import Pinterest
+from narrowcast.platform.data import download
+from narrowcast.platform.data.movielens import Pinterest
 from narrowcast.platform.data.sets import PINTEREST
 from narrowcast.platform.errors import UserError
 from narrowcast.studies.recorded import ReproductionRun
@@ -34,7 +34,7 @@ def pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for suffix, lines in ((".train.rating", train), (".test.rating", test), (".test.negative", negative)):
         (folder / f"{PINTEREST}{suffix}").write_text("\n".join([*lines, ""]))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(fetch.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(download.VARIABLE, str(tmp_path))
     return folder
 
 
@@ -57,7 +57,7 @@ def test_an_incomplete_folder_is_said_to_be_so(pins: Path) -> None:
 
 def test_without_the_data_the_target_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(fetch.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(download.VARIABLE, str(tmp_path))
     with pytest.raises(UserError, match=r"^pinterest was not found: no .* run: narrowcast data fetch pinterest$") as it:
         run_recorded(
             targets()["colr-fig6"], recorded("colr-fig6"), Effort(seeds=1), output=tmp_path / "out", say=lambda _: None

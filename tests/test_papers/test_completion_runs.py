@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from narrowcast.algorithms.completion.continuation import Continuation
-from narrowcast.algorithms.completion.scaled_asd import ScaledASD
-from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
 from narrowcast.cli.reproduce import reproduce
+from narrowcast.solves.completion_problems import SyntheticCompletion
+from narrowcast.solves.descent import ScaledASD
+from narrowcast.solves.factor_solver import Continuation
 from narrowcast_papers.completion import solves as completion_runs
 from narrowcast_papers.completion.solves import FLOOR, cases, milestones, read, seconds_to, solve_missing, timed
 from narrowcast_papers.completion.table import judge_report, judge_solved

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import normalized_mutual_info_score
 
-from narrowcast.algorithms.completion.completion_problem import HeldOut
-from narrowcast.platform.models.cluster_agreement import accuracy_of_clusters, mutual_information
+from narrowcast.platform.models.factorisation import accuracy_of_clusters, mutual_information
 from narrowcast.solve_run import load_solve
+from narrowcast.solves.completion_problems import HeldOut
 from narrowcast.studies.execution import light_run
 from narrowcast_papers.fedmavg import central as fedmavg_central
 from narrowcast_papers.fedmavg import clustering as fedmavg_clustering

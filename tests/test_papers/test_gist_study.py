@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.codecs.dense import DensePayload
-from narrowcast.platform.data.block_model import BlockModel
-from narrowcast.platform.run import Run
+from narrowcast.algorithms.codecs.messages import DensePayload
+from narrowcast.platform.data.synthetic import BlockModel
+from narrowcast.platform.rounds.state import Run
 from narrowcast_papers.gist.table import (
     CITESEER,
     COLUMNS,

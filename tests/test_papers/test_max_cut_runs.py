@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
-from narrowcast.algorithms.sdp.max_cut import RandomMaxCut
-from narrowcast.algorithms.sdp.mixing import Mixing
 from narrowcast.cli.reproduce import reproduce
+from narrowcast.solves.burer_monteiro import BurerMonteiro
+from narrowcast.solves.max_cut import RandomMaxCut
+from narrowcast.solves.mixing import Mixing
 from narrowcast_papers.sdp import max_cut as max_cut_runs
 from narrowcast_papers.sdp.max_cut import Rows, judge_gset, read, solve_missing, timed
 from papers import PAPERS

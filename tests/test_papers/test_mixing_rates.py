@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from narrowcast.algorithms.sdp.max_cut import RandomMaxCut, TorusMaxCut
-from narrowcast.algorithms.sdp.mixing import Mixing
 from narrowcast.cli.reproduce import reproduce
 from narrowcast.platform.types import FloatArray
+from narrowcast.solves.max_cut import RandomMaxCut, TorusMaxCut
+from narrowcast.solves.mixing import Mixing
 from narrowcast_papers.sdp import mixing as mixing_rates
 from narrowcast_papers.sdp.mixing import linear_rate, observed_rate
 from papers import PAPERS

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
+from narrowcast.solves.completion_problems import SyntheticCompletion
 from narrowcast.studies.results import read_lines
 from narrowcast_papers.sdp import frank_wolfe as frank_wolfe_runs
 from narrowcast_papers.sdp import localisation as localisation_runs

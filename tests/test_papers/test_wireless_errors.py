@@ -7,10 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.channel.allocation import MinError
-from narrowcast.algorithms.channel.decomposition import least_error
-from narrowcast.algorithms.channel.regions import GaussianRegion, Region
-from narrowcast.algorithms.channel.table_region import TableRegion
+from narrowcast.algorithms.channel.allocation import MinError, least_error
+from narrowcast.algorithms.channel.regions import GaussianRegion, Region, TableRegion
 from narrowcast.platform.errors import UserError
 from narrowcast_papers.wireless.errors import Neighbourhoods, whole_levels
 from regions_by_hand import (

@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 
 import pytest
 
-from narrowcast.algorithms.codecs.cast import Cast
+from narrowcast.algorithms.codecs.quantise import Cast
 from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.apfl import APFL
-from narrowcast.algorithms.federated.coded_download import CodedDownload
+from narrowcast.algorithms.federated.downloads import CodedDownload
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedma import FedMA
 from narrowcast.algorithms.federated.fedmavg import FedMAvg
 from narrowcast.algorithms.federated.fedmd import FedMD
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.algorithms.federated.server_optimizer import Momentum
 from narrowcast.algorithms.federated.submodel import Submodel
-from narrowcast.algorithms.secure.protection import Plain
-from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.algorithms.secure.aggregation import SecureAggregation
+from narrowcast.algorithms.secure.schemes import Plain
 from narrowcast.platform.contracts import Algorithm, Traits
 from narrowcast.platform.errors import UserError
 

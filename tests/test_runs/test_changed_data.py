@@ -10,9 +10,9 @@ import pytest
 
 import narrowcast as nc
 from command_line import assert_refused, narrowcast
-from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.state import RunState
+from narrowcast.platform.rounds.state import RunState
+from narrowcast.platform.storage.checkpoint import load_checkpoint, save_checkpoint
 from narrowcast.runs.verification import verify
 from narrowcast.tuning.study import prepare_study, run_study
 from narrowcast.tuning.study_file import load_study

@@ -15,9 +15,8 @@ import narrowcast as nc
 from command_line import narrowcast
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
-from narrowcast.runs.remarks import remarks
+from narrowcast.platform.rounds.state import Run, start
+from narrowcast.runs.learning import remarks
 from narrowcast.runs.result import load_result
 from narrowcast.runs.verification import verify
 

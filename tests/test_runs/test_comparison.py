@@ -21,8 +21,8 @@ from narrowcast.platform.errors import UserError
 from narrowcast.runs.comparison import Comparison
 from narrowcast.runs.comparison_figure import comparison_figure
 from narrowcast.runs.comparison_tables import differences_table, traffic_table
+from narrowcast.runs.finished_run import TextTable
 from narrowcast.runs.result import load_result
-from narrowcast.runs.text_table import TextTable
 
 N_ROUNDS = 20
 TOP_5_TARGET = {"metric": "test.top_5", "value": 0.2, "simulated_seconds_to": None, "uplink_bits_to": None}

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 import narrowcast as nc
 from command_line import assert_refused, narrowcast
-from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.storage.journal import Journal
 from studies import nested_runs, trials
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import narrowcast as nc
 from command_line import assert_refused, narrowcast
-from narrowcast.algorithms.codecs.dense import dense_wire_bits
+from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.runs.verification import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's store

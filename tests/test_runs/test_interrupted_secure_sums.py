@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from narrowcast.algorithms.secure.answered_rounds import AnsweredRounds
-from narrowcast.algorithms.secure.key_files import make_key_files
-from narrowcast.algorithms.secure.protection import Masked
+from narrowcast.algorithms.secure.keys import make_key_files
+from narrowcast.algorithms.secure.schemes import Masked
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,12 @@ from mlflow import MlflowClient
 
 import narrowcast as nc
 from narrowcast.experiment import load_experiment
-from narrowcast.platform import rounds
 from narrowcast.platform.errors import LearnedNothing
-from narrowcast.platform.tracking.journal import Journal
-from narrowcast.runs import learning_check
-from narrowcast.tuning.trial_messages import TrialBatch, TrialSpec
-from narrowcast.tuning.trial_runner import SharedData, run_trials
+from narrowcast.platform.rounds import loop
+from narrowcast.platform.storage.journal import Journal
+from narrowcast.runs import learning
+from narrowcast.tuning.trials import TrialBatch, TrialSpec
+from narrowcast.tuning.workers import SharedData, run_trials
 
 # MLflow's queries make SQLAlchemy warn.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -115,11 +115,11 @@ def test_replicas_that_learn_have_their_results(output: Path) -> None:
 def test_a_replica_that_learns_nothing_ends_early_and_the_others_do_not(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("narrowcast.runs.round_watch.MOST_ROUNDS_IN_VAIN", 3)
+    monkeypatch.setattr("narrowcast.runs.learning.MOST_ROUNDS_IN_VAIN", 3)
     trained: list[tuple[int, ...]] = []
-    train = rounds.train_together
+    train = loop.train_together
     monkeypatch.setattr(
-        rounds,
+        loop,
         "train_together",
         lambda work: trained.append(tuple(len(calls) for _, calls in work)) or train(work),  # type: ignore[func-returns-value]
     )
@@ -136,7 +136,7 @@ def test_a_replica_that_learns_nothing_ends_early_and_the_others_do_not(
 
 
 def test_a_long_run_ends_early_and_one_upload_is_enough(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("narrowcast.runs.round_watch.MOST_ROUNDS_IN_VAIN", 3)
+    monkeypatch.setattr("narrowcast.runs.learning.MOST_ROUNDS_IN_VAIN", 3)
     long = {**SMALL, "rounds": 9, "name": "long", "deadline_seconds": 1e-6}
     with pytest.raises(LearnedNothing):
         nc.run("fedavg-digits", long, output=output, progress=False)
@@ -148,7 +148,7 @@ def test_a_long_run_ends_early_and_one_upload_is_enough(output: Path, monkeypatc
 
 def test_causes_are_counted_and_the_most_common_is_explained() -> None:
     experiment = load_experiment("fedavg-digits", ["deadline_seconds=5"])
-    ledger: learning_check.Ledger = {
+    ledger: learning.Ledger = {
         "client": [1, 2, 3, 4],
         "delivered": [False] * 4,
         "late": [True, True, True, False],
@@ -157,9 +157,9 @@ def test_causes_are_counted_and_the_most_common_is_explained() -> None:
         "examples": [9, 9, 9, 9],
         "seconds": [60.0, 30.0, 45.0, 3.0],
     }
-    said = str(learning_check.nothing_used(experiment, [ledger]))
+    said = str(learning.nothing_used(experiment, [ledger]))
     assert said.startswith("no upload of any round was used (3 late, 1 diverged): all were later than")
-    assert "the clients' training diverged" in learning_check.why_in_vain(experiment, {**ledger, "late": [False] * 4})
+    assert "the clients' training diverged" in learning.why_in_vain(experiment, {**ledger, "late": [False] * 4})
 
 
 def test_a_trial_that_learns_nothing_fails() -> None:

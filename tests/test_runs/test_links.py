@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from command_line import Said, narrowcast
-from narrowcast.platform.links import leads_out, own_files
-from narrowcast.tuning.study_folder import StudyFolder
+from narrowcast.platform.storage.folder_files import leads_out, own_files
+from narrowcast.tuning.result import StudyFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 SECRET = "a-secret-key-of-the-user"

@@ -13,7 +13,7 @@ import pytest
 
 from command_line import assert_refused, narrowcast
 from narrowcast.experiment import load_experiment
-from narrowcast.platform import plugins
+from narrowcast.platform.config import plugins
 from narrowcast.runs.submission import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

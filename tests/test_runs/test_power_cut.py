@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.platform.disk import Disk, using
+from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.host_time import SystemTime, time_of
-from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking import mlflow_run
-from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.journal_lines import read_lines
-from narrowcast.platform.tracking.mlflow_run import send_rounds
-from narrowcast.platform.tracking.store_address import StoreAddress
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.state import RunState
+from narrowcast.platform.storage.disk import Disk, using
+from narrowcast.platform.storage.host import SystemTime, time_of
+from narrowcast.platform.storage.journal import Journal, read_lines
+from narrowcast.platform.tracking import sender
+from narrowcast.platform.tracking.sender import send_rounds
 from narrowcast.runs import session
-from narrowcast.runs.prepare import PreparedExperiment, prepare_resume
-from narrowcast.runs.recorder import recorded
-from narrowcast.runs.run_folder import CONFIG, has_run
+from narrowcast.runs.folder import CONFIG, has_run
+from narrowcast.runs.prepared import PreparedExperiment, prepare_resume
+from narrowcast.runs.session import recorded
 from power_cuts import RULES, CrashState, crash_state, crash_states
 from recording_disk import Operation, RecordingDisk
 
@@ -177,7 +176,7 @@ def test_what_mlflow_has_is_in_the_journal_and_what_the_cursor_counts_is_in_mlfl
         sent.append((before, rows[count - 1]["round"]))
         return count
 
-    monkeypatch.setattr(mlflow_run, "send_rounds", send)
+    monkeypatch.setattr(sender, "send_rounds", send)
     output = tmp_path / "runs"
     output.mkdir()
     with using(disk):

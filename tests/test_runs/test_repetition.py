@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from narrowcast.runs.repetition import Budget, Leg, coverage, legs_of
+from narrowcast.runs.checks import Budget, Leg, coverage, legs_of
 
 
 def covered(legs: list[Leg]) -> list[int]:

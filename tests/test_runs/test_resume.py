@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from command import Command
-from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking.journal import Journal
-from narrowcast.runs.late_delivery import send_missing
-from narrowcast.runs.prepare import prepare_resume
+from narrowcast.platform.rounds.state import RunState
+from narrowcast.platform.storage.checkpoint import load_checkpoint
+from narrowcast.platform.storage.journal import Journal
+from narrowcast.runs.prepared import prepare_resume
+from narrowcast.runs.session import send_missing
 
 pytestmark = [
     pytest.mark.slow,

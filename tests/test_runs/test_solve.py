@@ -14,10 +14,9 @@ from mlflow import MlflowClient
 
 import narrowcast as nc
 from command import Command
-from narrowcast.platform.iterations import SolveState, begin, iterations
-from narrowcast.platform.solver_contracts import Report
+from narrowcast.platform.solving import Report, SolveState, begin, iterations
 from narrowcast.runs import session
-from narrowcast.runs.prepare_solve import PreparedSolve
+from narrowcast.runs.prepared import PreparedSolve
 from narrowcast.runs.verification import verify
 from narrowcast.solve_run import load_solve
 

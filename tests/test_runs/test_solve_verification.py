@@ -14,10 +14,8 @@ import pytest
 
 import narrowcast as nc
 from command_line import assert_refused, narrowcast
-from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.journal_lines import encoded
-from narrowcast.runs.outputs import write_model
-from narrowcast.runs.solve_outputs import answer_sha256
+from narrowcast.platform.storage.journal import Journal, encoded
+from narrowcast.runs.outputs import answer_sha256, write_model
 from narrowcast.runs.verification import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

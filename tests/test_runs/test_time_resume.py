@@ -10,11 +10,10 @@ import pytest
 
 from command import Command
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
-from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.state import Run, start
+from narrowcast.platform.storage.journal import Journal
 
 pytestmark = pytest.mark.slow
 

@@ -18,14 +18,14 @@ from mlflow.entities import Run
 
 import narrowcast as nc
 from command_line import assert_refused, narrowcast, run_folders
-from narrowcast.platform import plugins
-from narrowcast.platform.disk import Disk, using
-from narrowcast.platform.tracking import mlflow_run
+from narrowcast.platform.config import plugins
+from narrowcast.platform.config.run_fields import StoreAddress
+from narrowcast.platform.storage.disk import Disk, using
+from narrowcast.platform.storage.journal import Journal, locked
+from narrowcast.platform.tracking import sender as mlflow_run
 from narrowcast.platform.tracking.cursor import Cursor
-from narrowcast.platform.tracking.journal import Journal, locked
-from narrowcast.platform.tracking.mlflow_run import Sender
-from narrowcast.platform.tracking.store_address import StoreAddress
-from narrowcast.runs.late_delivery import send_missing
+from narrowcast.platform.tracking.sender import Sender
+from narrowcast.runs.session import send_missing
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 SETTINGS = {"data.clients": 20, "rounds": 3, "tracking.system_metrics": False, "name": "digits"}

@@ -15,8 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from command_line import assert_refused, narrowcast
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.journal import locked
-from narrowcast.platform.tracking.journal_lines import encoded
+from narrowcast.platform.storage.journal import encoded, locked
 from narrowcast.runs.verification import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's store

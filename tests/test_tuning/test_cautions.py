@@ -9,9 +9,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from command_line import narrowcast
+from narrowcast.tuning.result import cautions_on
 from narrowcast.tuning.space import Dimension, Space, edges
-from narrowcast.tuning.study_result import cautions_on
-from narrowcast.tuning.trial_record import TrialRecord
+from narrowcast.tuning.trials import TrialRecord
 from studies import EXPERIMENT, result, write_study
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.

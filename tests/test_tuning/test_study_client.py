@@ -19,12 +19,12 @@ from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
 from narrowcast.platform.errors import UserError
+from narrowcast.tuning.client import ProposedTrial, StudyClient
 from narrowcast.tuning.pruning import LearningCurve
+from narrowcast.tuning.settings import StudySettings, trial_metrics
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.storage import open_storage
-from narrowcast.tuning.study_client import ProposedTrial, StudyClient
-from narrowcast.tuning.study_settings import StudySettings, trial_metrics
-from narrowcast.tuning.trial_record import ONE_TOO_MANY, OWNER, VOID
+from narrowcast.tuning.trials import ONE_TOO_MANY, OWNER, VOID
 
 SPACE = {
     "rate": {"kind": "float", "low": 0.01, "high": 1, "log": True},

@@ -13,11 +13,10 @@ import pytest
 from optuna.trial import TrialState
 
 import narrowcast as nc
-from narrowcast.runs.checks import Check
-from narrowcast.runs.repetition import Budget
+from narrowcast.runs.checks import Budget, Check
 from narrowcast.tuning.storage import open_storage
-from narrowcast.tuning.study_verification import verify_study
-from narrowcast.tuning.trial_record import VOID
+from narrowcast.tuning.trials import VOID
+from narrowcast.tuning.verification import verify_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 _CREATE_TRIAL = 4

@@ -300,8 +300,8 @@ def test_the_packaged_studies_are_listed_and_whole() -> None:
 
 
 def test_metrics_are_in_percent_if_the_model_declares_them_as_shares() -> None:
+    from narrowcast.tuning.result import labelled
     from narrowcast.tuning.study_file import load_study
-    from narrowcast.tuning.study_result import labelled
 
     assert labelled("validation.accuracy", 0.5, ()) == "validation accuracy 0.5"
     assert labelled("validation.purity", 0.5, ("purity",)) == "validation purity 50.00 %"

@@ -10,13 +10,13 @@ import pytest
 from mlflow import MlflowClient
 
 import narrowcast as nc
-from narrowcast.algorithms.completion.rating_completion import RatingCompletion
-from narrowcast.platform.config import read_yaml
-from narrowcast.platform.data.explicit_ratings import ExplicitRatings
-from narrowcast.tuning.selection import is_logarithmic, knee
+from narrowcast.platform.config.files import read_yaml
+from narrowcast.platform.data.rating_matrix import ExplicitRatings
+from narrowcast.solves.completion_problems import RatingCompletion
+from narrowcast.tuning.result import is_logarithmic, knee
 from narrowcast.tuning.study import check_study
 from narrowcast.tuning.study_file import build_study, load_study
-from narrowcast.tuning.trial_record import TrialRecord
+from narrowcast.tuning.trials import TrialRecord
 from studies import result, trials
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

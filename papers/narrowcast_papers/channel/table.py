@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from narrowcast.platform.tracking.metric_labels import metric_label
-from narrowcast.platform.tracking.run_plots import BLUE, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLUE, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.metrics import metric_label
 from narrowcast.platform.types import FloatArray
 from narrowcast.studies.queue import Plan, Planned
 from narrowcast.studies.results import Rows

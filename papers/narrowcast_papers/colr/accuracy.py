@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, METRICS, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, METRICS, ORANGE, VERMILLION, new_figure
 from narrowcast.studies.spec import Results, RunSpec
 from narrowcast.studies.verdicts import PaperVerdict, PublishedMean, judge_family, judge_with_published_spread
 

@@ -30,7 +30,7 @@ from typing import Literal
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.studies.verdicts import PaperVerdict
 

@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.local_training.cohort import RowCohort
-from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
-from narrowcast.algorithms.uploads.partial_sums import RowSum
+from narrowcast.algorithms.client.sums import RowSum
+from narrowcast.algorithms.local_training.factorisation import FactorisationSGD, RowCohort
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
-from narrowcast.platform.tracking.run_plots import BLUE, GREEN, new_figure
+from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.state import Run
+from narrowcast.platform.tracking.figures import BLUE, GREEN, new_figure
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from narrowcast.studies.spec import Results, RunSpec
 from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
+from narrowcast.algorithms.client.sums import Group, Part, SumLayout
 from narrowcast.algorithms.secure import ckks, paillier
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
-from narrowcast.algorithms.secure.inbox import Inbox
+from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.protection import PublicKey
-from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, new_figure
+from narrowcast.algorithms.secure.schemes import PublicKey
+from narrowcast.algorithms.secure.unmasking import Inbox
+from narrowcast.platform.tracking.figures import BLUE, VERMILLION, new_figure
 from narrowcast.studies.verdicts import PaperVerdict
 
 ITEMS, CLIENTS, DIMENSION = 3706, 60, 64

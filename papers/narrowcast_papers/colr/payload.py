@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.runs.significance import compare_paired, holm
 from narrowcast.studies.spec import Results

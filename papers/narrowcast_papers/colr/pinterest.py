@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, METRICS, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, METRICS, VERMILLION, new_figure
 from narrowcast.studies.spec import Results, RunSpec
 from narrowcast.studies.verdicts import PaperVerdict, PublishedMean, judge_family
 from narrowcast_papers.colr.accuracy import LEAKY, released_codec

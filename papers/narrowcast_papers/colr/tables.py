@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from narrowcast.algorithms.secure.optional_imports import library
+from narrowcast.algorithms.secure.schemes import library
 from narrowcast.studies.spec import Results, RunSpec
 from narrowcast.studies.tables import Finished, RecordedTable
 from narrowcast_papers.colr import bound, components, payload, pinterest, times

@@ -12,22 +12,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
-from narrowcast.algorithms.completion.alps import ALPS
-from narrowcast.algorithms.completion.asd import ASD
-from narrowcast.algorithms.completion.cgiht import CGIHT
-from narrowcast.algorithms.completion.continuation import Continuation
-from narrowcast.algorithms.completion.gauss_newton import GaussNewton
-from narrowcast.algorithms.completion.lmafit import LMaFit
-from narrowcast.algorithms.completion.matrix_irls import MatrixIRLS
-from narrowcast.algorithms.completion.niht import NIHT
-from narrowcast.algorithms.completion.observed import thread_count
-from narrowcast.algorithms.completion.power_factorisation import PowerFactorisation
-from narrowcast.algorithms.completion.r3mc import R3MC
-from narrowcast.algorithms.completion.scaled_asd import ScaledASD
-from narrowcast.algorithms.completion.scaled_gd import ScaledGD
-from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
-from narrowcast.platform.solver_contracts import Problem, Report, Solver
-from narrowcast.platform.threads import one_thread
+from narrowcast.platform.solving import Problem, Report, Solver
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.solves.alternating import LMaFit, PowerFactorisation
+from narrowcast.solves.completion_problems import SyntheticCompletion
+from narrowcast.solves.descent import ASD, ScaledASD, ScaledGD
+from narrowcast.solves.factor_solver import Continuation
+from narrowcast.solves.observed import thread_count
+from narrowcast.solves.second_order import R3MC, GaussNewton, MatrixIRLS
+from narrowcast.solves.thresholding import ALPS, CGIHT, NIHT
 from narrowcast.studies.results import append_lines, read_lines
 
 SIZES, RANKS, FRACTIONS, CONDITIONS = (1000, 10_000), (2, 20, 200), (0.05, 0.1, 0.2, 0.4), (2.0, 200.0, 20_000.0)

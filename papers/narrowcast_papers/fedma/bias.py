@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.tracking.run_plots import BLUE, new_figure
+from narrowcast.platform.tracking.figures import BLUE, new_figure
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place, slug
 from narrowcast.studies.tables import StudyTable

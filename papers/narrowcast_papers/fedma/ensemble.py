@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from narrowcast.algorithms.codecs.dense import dense_wire_bits
-from narrowcast.algorithms.codecs.message_header import dtype_of
+from narrowcast.algorithms.codecs.messages import dense_wire_bits
+from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.fedma import FedMA
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.models.module_call import call_module

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.platform.data.client_index import index_of_owners
-from narrowcast.platform.data.features import one_array
-from narrowcast.platform.data.image_folder import ImageFolder
-from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.data.image_sets import ImageFolder
+from narrowcast.platform.data.partition import index_of_owners
+from narrowcast.platform.data.samples import Labelled, Samples, one_array
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import BoolArray, IntArray
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
+from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import ACCURACY, RunSpec, best_place, slug

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from narrowcast.platform.data.sample_columns import SampleColumns
-from narrowcast.platform.models.cluster_agreement import accuracy_of_clusters, mutual_information
+from narrowcast.platform.data.rating_matrix import SampleColumns
+from narrowcast.platform.models.factorisation import accuracy_of_clusters, mutual_information
 from narrowcast.studies.spec import RunSpec
 
 STUDY = "fedmavg-clustering"

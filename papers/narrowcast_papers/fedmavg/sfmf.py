@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from narrowcast.platform.data.explicit_ratings import ExplicitRatings
+from narrowcast.platform.data.rating_matrix import ExplicitRatings
 from narrowcast.platform.tracking.units import format_bits
 from narrowcast.platform.types import FloatArray
 from narrowcast.studies.queue import Planned

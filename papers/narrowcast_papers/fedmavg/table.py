@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.platform.models.rating_baselines import USER_MEAN
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits, format_seconds
 from narrowcast.runs.significance import compare_paired, holm, paired_interval
 from narrowcast.studies.plots import draw_seed_means

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import new_figure
+from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.studies.plots import draw_groups
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 
-from narrowcast.platform.tracking.metric_labels import metric_label
-from narrowcast.platform.tracking.run_plots import BLACK, new_figure
+from narrowcast.platform.tracking.figures import BLACK, new_figure
+from narrowcast.platform.tracking.metrics import metric_label
 from narrowcast.runs.significance import CONFIDENCE, compare_paired, holm
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows

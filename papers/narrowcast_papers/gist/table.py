@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 
 from narrowcast.experiment import Experiment, build_experiment
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.backend import LocalExecutor
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.state import Run
 from narrowcast.studies.results import append_lines, read_lines
 from narrowcast.studies.tables import MeasuredTable
 from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread

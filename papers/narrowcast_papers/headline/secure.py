@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
+from narrowcast.algorithms.client.sums import ROWS, WEIGHT, Group, Part, SumLayout
+from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.protection import Masked, Plain, Protection
-from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT
-from narrowcast.platform.tracking.run_plots import new_figure
+from narrowcast.algorithms.secure.schemes import Masked, Plain, Protection
+from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.studies.queue import Planned
 from narrowcast.studies.results import COUNTS, Rows
 from narrowcast.studies.spec import RunSpec, slug

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib import colormaps
 
-from narrowcast.platform.tracking.run_plots import BLACK, new_figure
+from narrowcast.platform.tracking.figures import BLACK, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.runs.significance import compare_paired, holm
 from narrowcast.studies.results import COUNTS, Rows

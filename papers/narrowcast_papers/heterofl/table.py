@@ -19,7 +19,7 @@ from typing import Any
 
 from matplotlib import colormaps
 
-from narrowcast.platform.tracking.run_plots import new_figure
+from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place, slug

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.studies.spec import Results
 from narrowcast.studies.tables import Finished, RecordedTable

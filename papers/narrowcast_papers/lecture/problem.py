@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.data.features import one_array
-from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.data.samples import Samples, one_array
+from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.types import Arrays, FloatArray
 
 PRECISION = 1e-10

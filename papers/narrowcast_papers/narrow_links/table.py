@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 
-from narrowcast.platform.tracking.run_plots import new_figure
+from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.runs.significance import paired_interval
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits
 from narrowcast.runs.significance import COMPARABLE_SEEDS, MeanTest, compare_paired, holm
 from narrowcast.studies.plots import draw_seed_means

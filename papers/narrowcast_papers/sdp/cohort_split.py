@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.channel.cohort_split import Split, lost_rates, split_cohort, within
-from narrowcast.algorithms.channel.interference_region import InterferenceRegion
-from narrowcast.algorithms.channel.two_bands import TwoBands
-from narrowcast.platform.threads import one_thread
-from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
+from narrowcast.algorithms.channel.regions import InterferenceRegion
+from narrowcast.algorithms.channel.two_bands import Split, TwoBands, lost_rates, split_cohort, within
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.platform.types import Profiles
 from narrowcast.runs.significance import compare_paired, holm, mean_interval
 from narrowcast.studies.plots import draw_seed_means

@@ -19,22 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.completion.als import ALS
-from narrowcast.algorithms.completion.completion_problem import Completion, HeldOut
-from narrowcast.algorithms.completion.in_face_frank_wolfe import InFaceFrankWolfe
-from narrowcast.algorithms.completion.low_rank_matrix import truncated
-from narrowcast.algorithms.completion.nuclear_ball import NEGLIGIBLE
-from narrowcast.algorithms.completion.observed import observe
-from narrowcast.algorithms.completion.rating_completion import RatingCompletion
-from narrowcast.algorithms.completion.soft_impute import SoftImpute
-from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
-from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
-from narrowcast.algorithms.sdp.hazan import Hazan
-from narrowcast.platform.data.explicit_ratings import ExplicitRatings
+from narrowcast.platform.data.rating_matrix import ExplicitRatings
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solver_contracts import Solver
-from narrowcast.platform.threads import one_thread
+from narrowcast.platform.solving import Solver
+from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, FloatArray
+from narrowcast.solves.alternating import ALS
+from narrowcast.solves.burer_monteiro import BurerMonteiro
+from narrowcast.solves.completion_problems import Completion, HeldOut, RatingCompletion, SyntheticCompletion
+from narrowcast.solves.frank_wolfe import InFaceFrankWolfe
+from narrowcast.solves.hazan import Hazan
+from narrowcast.solves.low_rank_matrix import truncated
+from narrowcast.solves.nuclear_norm import NEGLIGIBLE
+from narrowcast.solves.observed import observe
+from narrowcast.solves.thresholding import SoftImpute
 from narrowcast.studies.results import append_lines
 
 TUNING_SEED, SEEDS = 100, 3

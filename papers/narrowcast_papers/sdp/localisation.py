@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
-from narrowcast.algorithms.sdp.lifted_stress import LiftedStress
-from narrowcast.algorithms.sdp.localisation_problem import Localisation
-from narrowcast.algorithms.sdp.sensor_localisation import SensorLocalisation
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.threads import one_thread
+from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, FloatArray
+from narrowcast.solves.burer_monteiro import BurerMonteiro
+from narrowcast.solves.localisation import LiftedStress, Localisation, SensorLocalisation
 from narrowcast.studies.results import append_lines
 
 SENSORS, ANCHORS, SEEDS = 25, 6, 5

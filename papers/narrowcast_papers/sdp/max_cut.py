@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
-from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
-from narrowcast.algorithms.sdp.max_cut_problem import MaxCut, unit_vectors
-from narrowcast.algorithms.sdp.mixing import Mixing
-from narrowcast.platform.threads import one_thread
-from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.platform.types import Arrays
+from narrowcast.solves.burer_monteiro import BurerMonteiro
+from narrowcast.solves.max_cut import MaxCut, MaxCutFile, RandomMaxCut, TorusMaxCut, unit_vectors
+from narrowcast.solves.mixing import Mixing
 from narrowcast.studies.results import append_lines, read_lines
 from narrowcast.studies.tables import MeasuredTable
 from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread

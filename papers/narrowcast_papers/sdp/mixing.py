@@ -22,15 +22,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from narrowcast.algorithms.local_training.compiled import compiled
-from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
-from narrowcast.algorithms.sdp.mixing import Mixing
-from narrowcast.algorithms.sdp.vector_kernels import weighted_sums
-from narrowcast.algorithms.sdp.weighted_graph import WeightedGraph
+from narrowcast.platform.compiled import compiled
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.threads import one_thread
-from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.platform.types import FloatArray
+from narrowcast.solves.max_cut import MaxCut
+from narrowcast.solves.mixing import Mixing
+from narrowcast.solves.vector_kernels import weighted_sums
+from narrowcast.solves.weighted_graph import WeightedGraph
 from narrowcast.studies.results import Lines, append_lines, read_lines
 from narrowcast.studies.tables import MeasuredTable
 from narrowcast.studies.verdicts import PaperVerdict

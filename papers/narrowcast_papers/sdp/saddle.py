@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
-from narrowcast.algorithms.sdp.certificate import least_eigenvector
-from narrowcast.algorithms.sdp.max_cut import RandomMaxCut
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
+from narrowcast.solves.burer_monteiro import BurerMonteiro
+from narrowcast.solves.certificate import least_eigenvector
+from narrowcast.solves.max_cut import RandomMaxCut
 from narrowcast.studies.spec import Results
 from narrowcast.studies.tables import Finished, RecordedTable
 from narrowcast.studies.verdicts import PaperVerdict

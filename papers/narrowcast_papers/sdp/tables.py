@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from narrowcast.platform.tracking.run_plots import new_figure
+from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.runs.significance import compare_paired, holm
 from narrowcast.studies.results import read_lines
 from narrowcast.studies.tables import MeasuredTable

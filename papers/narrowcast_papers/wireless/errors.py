@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.channel.decomposition import least_error
-from narrowcast.algorithms.channel.error_curves import check_weights
+from narrowcast.algorithms.channel.allocation import exchange, least_error
+from narrowcast.algorithms.channel.curves import check_weights
 from narrowcast.algorithms.channel.regions import Region, contains
-from narrowcast.algorithms.channel.rounding import exchange
-from narrowcast.algorithms.local_training.compiled import compiled, read_only
+from narrowcast.platform.compiled import compiled, read_only
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray
 

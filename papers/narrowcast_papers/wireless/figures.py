@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.algorithms.channel.single_user import SingleUser
+from narrowcast.algorithms.channel.fading import SingleUser
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION, new_figure
+from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.studies.spec import Results
 from narrowcast.studies.tables import Finished, RecordedTable

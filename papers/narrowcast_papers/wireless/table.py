@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from narrowcast.algorithms.channel.decomposition import least_error, out_of_reach
-from narrowcast.algorithms.channel.table_region import TableRegion
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, VERMILLION, new_figure
+from narrowcast.algorithms.channel.allocation import least_error, out_of_reach
+from narrowcast.algorithms.channel.regions import TableRegion
+from narrowcast.platform.tracking.figures import BLACK, BLUE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.studies.spec import Results
 from narrowcast.studies.tables import Finished, RecordedTable

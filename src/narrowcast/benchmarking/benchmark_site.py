@@ -21,9 +21,8 @@ import numpy as np
 
 from narrowcast.benchmarking.solve_grid import LIMITS, GridProblem, GridRun, SolveGrid
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.metric_labels import metric_label
-from narrowcast.runs.html_page import html_page, pairs, section
-from narrowcast.runs.html_report import configuration, run_parts, write_report
+from narrowcast.platform.tracking.metrics import metric_label
+from narrowcast.runs.html_report import configuration, html_page, pairs, run_parts, section, write_report
 
 TOLERANCES, WITHIN = (1e-4, 1e-2, 1e-8), (0.01,)
 """Errors that are goals, and distances above the least error of any run, by default."""

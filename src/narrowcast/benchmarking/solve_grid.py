@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from narrowcast.platform.config import suggest
+from narrowcast.platform.config.files import suggest
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.step import ITERATION_COLUMNS
+from narrowcast.platform.storage.journal import Journal
+from narrowcast.platform.storage.step import ITERATION_COLUMNS
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.curves import ITERATIONS, SOLVER_TIME, curve
-from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.metric_direction import Declared, lower_is_better
+from narrowcast.platform.tracking.metrics import ITERATIONS, SOLVER_TIME, Declared, curve, lower_is_better
 from narrowcast.platform.types import FloatArray
-from narrowcast.runs.run_folder import CONFIG, RESULT
-from narrowcast.runs.run_settings import differing_settings, settings_of
+from narrowcast.runs.folder import CONFIG, RESULT, differing_settings, settings_of
 from narrowcast.runs.solve_result import SolveResult, load_solve_result
 
 Settings = Mapping[str, Any]
@@ -198,7 +196,7 @@ def _read(folder: Path) -> GridRun:
     if (folder / RESULT).is_file():
         result = load_solve_result(folder)
         return GridRun(folder, settings, result.history, result)
-    from narrowcast.benchmarking.benchmark_folder import BenchmarkFolder  # imports all solvers
+    from narrowcast.benchmarking.file import BenchmarkFolder  # imports all solvers
 
     failure = BenchmarkFolder(folder.parent).states().get(folder.name, {}).get("reason", "")
     return GridRun(folder, settings, Journal.read(folder).rounds_table(), None, failure)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from narrowcast.cli.completion import benchmarks
-from narrowcast.cli.terminal import FOLDER, complain, console, print_summaries
+from narrowcast.cli.shared import FOLDER, benchmarks, complain, console, print_summaries
 from narrowcast.platform.errors import RunFailed
 
 
@@ -49,10 +48,8 @@ def benchmark(
     narrowcast compare runs/completion-65                     the finished instances
     narrowcast sync runs/completion-65                        send what MLflow missed
     """  # noqa: D301 - click wants the character
-    from narrowcast.benchmarking.benchmark_display import BenchmarkDisplay
-    from narrowcast.benchmarking.benchmark_file import load_benchmark, packaged_benchmarks
-    from narrowcast.benchmarking.benchmark_folder import TABLE
-    from narrowcast.benchmarking.benchmark_run import prepare_benchmark, run_benchmark
+    from narrowcast.benchmarking.file import TABLE, load_benchmark, packaged_benchmarks
+    from narrowcast.benchmarking.run import BenchmarkDisplay, prepare_benchmark, run_benchmark
     from narrowcast.cluster.resources import check_address_of
 
     if benchmark is None:

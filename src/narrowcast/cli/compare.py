@@ -1,4 +1,4 @@
-"""`narrowcast compare`."""
+"""Commands that set runs beside each other: `compare`, `report` and `site`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,87 @@ from pathlib import Path
 
 import click
 
-from narrowcast.cli.completion import names_of_runs
-from narrowcast.cli.terminal import FOLDER, console
-from narrowcast.cli.uncollected import uncollected
+from narrowcast.cli.shared import FOLDER, console, names_of_runs, uncollected
 from narrowcast.platform.errors import UserError
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=names_of_runs)
+@click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
+@click.option("--folder", type=FOLDER, default=Path("site"), show_default=True, help="Folder of the site's pages.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Error to go by, such as test.unseen_error; repeat it for problems that measure others. The first error on "
+    "test data by default.",
+)
+@click.option(
+    "--tolerance",
+    "tolerances",
+    multiple=True,
+    type=float,
+    help="Error that is a goal; repeat it for several. 1e-4, 1e-2 and 1e-8 by default.",
+)
+@click.option(
+    "--within",
+    multiple=True,
+    type=float,
+    help="Goal relative to the least error of any run on a problem, such as 0.01 for 1 % above it, the default.",
+)
+def site(
+    runs: tuple[str, ...],
+    output: Path,
+    folder: Path,
+    metrics: tuple[str, ...],
+    tolerances: tuple[float, ...],
+    within: tuple[float, ...],
+) -> None:
+    """Write the site of a benchmark: performance profiles, curves and tables of solves, in static pages.
+
+    RUN is the name of a solve in the output folder, or the path of its folder, or of a folder of several; all solves of
+    the output folder by default. The pages need neither a server nor a network.
+
+    \b
+    narrowcast benchmark completion-65
+    narrowcast site runs/completion-65 --tolerance 1e-4 --tolerance 1e-8
+    """  # noqa: D301 - click wants the character
+    from narrowcast.api import site as write_site
+
+    page = write_site(
+        runs or None, folder, output=output, metrics=metrics, tolerances=tolerances or None, within=within or None
+    )
+    click.echo(f"site    {page}")
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
+@click.option(
+    "--file", type=FOLDER, help="File of the report; report.html in the run's folder, or in OUTPUT, by default."
+)
+@click.option("--each", is_flag=True, help="Show runs that differ only in their seeds separately.")
+@click.option(
+    "--against", metavar="RUN", help="Group of runs from which the differences of the others are shown, seed by seed."
+)
+def report(runs: tuple[str, ...], output: Path, file: Path | None, each: bool, against: str | None) -> None:
+    """Write the report of a run, or the comparison of several, as one HTML file.
+
+    The file includes the figures, needs no network and runs no script. RUN is the name of a run in the output folder,
+    a pattern of names such as 'fedavg-*', the path of a run's folder, or that of a folder of runs.
+    """
+    from narrowcast.api import compare
+    from narrowcast.runs.folder import find_runs
+    from narrowcast.runs.solve_result import load_any
+
+    folders = find_runs(runs, output)
+    if len(folders) == 1:
+        path = load_any(folders[0]).report(file or folders[0] / "report.html")
+    else:
+        compared = compare(folders, output=output, by_seed=not each, against=against)
+        path = compared.report(file or output / "report.html")
+    click.echo(f"report  {path}")
 
 
 @click.command()
@@ -64,7 +141,7 @@ def compare(
     """  # noqa: D301 - click wants the character
     names = None if columns is None else [each.strip() for each in columns.split(",") if each.strip()]
     with uncollected():
-        from narrowcast.api.functions import compare as compare_runs
+        from narrowcast.api import compare as compare_runs
         from narrowcast.runs.comparison import Comparison
 
         comparison = compare_runs(runs, output=output, by_seed=not each, against=against, columns=names)

@@ -1,11 +1,13 @@
-"""The command line: its commands and their exit statuses."""
+"""The command line: its commands, their exit statuses, and the formats of its log."""
 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import signal
 import sys
+import time
 from contextlib import suppress
 from typing import Any, NoReturn, TextIO, cast
 
@@ -13,34 +15,53 @@ import click
 
 from narrowcast._version import __version__
 from narrowcast.cli.benchmark import benchmark
-from narrowcast.cli.check import check
-from narrowcast.cli.compare import compare
-from narrowcast.cli.data import data
-from narrowcast.cli.doctor import doctor
-from narrowcast.cli.export import export
-from narrowcast.cli.jobs import jobs
-from narrowcast.cli.keys import keys
-from narrowcast.cli.list_kinds import list_kinds
-from narrowcast.cli.log_format import write_log
-from narrowcast.cli.manifest import manifest
-from narrowcast.cli.report import report
+from narrowcast.cli.cluster import doctor, jobs, manifest, submit
+from narrowcast.cli.compare import compare, report, site
+from narrowcast.cli.data import data, keys
+from narrowcast.cli.kinds import check, list_kinds, schema
 from narrowcast.cli.reproduce import reproduce
-from narrowcast.cli.run_experiment import run
-from narrowcast.cli.schema import schema
-from narrowcast.cli.show import show
-from narrowcast.cli.site import site
-from narrowcast.cli.submit import submit
-from narrowcast.cli.sync import sync
-from narrowcast.cli.terminal import complain
-from narrowcast.cli.trust import trust
+from narrowcast.cli.run import export, run, show, sync, trust, verify
+from narrowcast.cli.shared import complain
 from narrowcast.cli.tune import tune
 from narrowcast.cli.ui import ui
-from narrowcast.cli.verify import verify
+from narrowcast.platform.config.plugins import EXTRA_OF, advice, said
+from narrowcast.platform.config.redaction import redact, redact_values
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.extras import EXTRA_OF, advice
-from narrowcast.platform.interruption import STOPPING
-from narrowcast.platform.plugins import said
-from narrowcast.runs.terminal_output import OutputUntilClosed, discard_unread, open_missing_streams
+from narrowcast.platform.storage.host import STOPPING
+from narrowcast.runs.terminal_output import OutputUntilClosed, discard_unread, open_missing_streams, plain
+
+_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record: time, level, logger, message, and its extra fields (run, round, clients)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        given = {name: value for name, value in vars(record).items() if name not in _USUAL and name[0] != "_"}
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **given,
+        }
+        return json.dumps(redact_values(line), default=lambda value: redact(str(value)))
+
+
+class Text(logging.Formatter):
+    """Level and message of a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record, with the traceback that it may have."""
+        return plain(redact(super().format(record)))
+
+
+def write_log(*, as_json: bool) -> None:
+    """Log warnings as text, or everything as JSON with one record per round."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonLines() if as_json else Text("%(levelname)s: %(message)s"))
+    logging.getLogger("narrowcast").setLevel(logging.INFO if as_json else logging.WARNING)
 
 
 class _Commands(click.Group):

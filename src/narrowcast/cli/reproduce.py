@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from narrowcast.cli.terminal import FOLDER, console
+from narrowcast.cli.shared import FOLDER, console
 from narrowcast.platform.errors import RunFailed, UserError
 
 

@@ -8,12 +8,11 @@ from typing import Any
 from rich.table import Table
 
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.metric_labels import metric_label
+from narrowcast.platform.tracking.metrics import metric_label
 from narrowcast.runs.comparison import Comparison
 from narrowcast.runs.comparison_tables import measured_metrics
-from narrowcast.runs.finished_run import FinishedRun
+from narrowcast.runs.finished_run import Column, FinishedRun, TextTable, table_of, with_spread
 from narrowcast.runs.result import Result
-from narrowcast.runs.text_table import Column, TextTable, table_of, with_spread
 
 
 def result_table(result: FinishedRun[Any]) -> Table:

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from narrowcast.cli.completion import studies
-from narrowcast.cli.terminal import FOLDER, TRUST, console, print_summaries
+from narrowcast.cli.shared import FOLDER, TRUST, console, print_summaries, studies
+from narrowcast.platform.config.trust import looking
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.trust import looking
 
 if TYPE_CHECKING:
-    from narrowcast.runs.text_table import TextTable
+    from narrowcast.runs.finished_run import TextTable
+    from narrowcast.tuning.result import StudyResult
     from narrowcast.tuning.study_file import StudyFile
-    from narrowcast.tuning.study_result import StudyResult
 
 
 @click.command()
@@ -80,10 +79,10 @@ def tune(
 
 
 def _run(file: StudyFile, output: Path, again: str) -> None:
-    from narrowcast.platform.config import command
+    from narrowcast.platform.config.files import command
+    from narrowcast.tuning.display import StudyDisplay
     from narrowcast.tuning.study import prepare_study, run_study
-    from narrowcast.tuning.study_display import StudyDisplay
-    from narrowcast.tuning.trial_record import counts
+    from narrowcast.tuning.trials import counts
 
     prepared = prepare_study(file, output)
     if done := sum(counts(trial) for trial in prepared.client.trials() if trial.state.is_finished()):
@@ -102,9 +101,9 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
 
 
 def _print_result(file: StudyFile, result: StudyResult) -> None:
-    from narrowcast.platform.tracking.metric_labels import metric_label
+    from narrowcast.platform.tracking.metrics import metric_label
     from narrowcast.platform.tracking.units import counted
-    from narrowcast.tuning.study_result import format_params, format_value
+    from narrowcast.tuning.result import format_params, format_value
 
     terminal, objectives = console(), file.settings.objectives
     several = len(objectives) > 1
@@ -135,10 +134,10 @@ def _holdout_table(result: StudyResult, judged: Sequence[str]) -> TextTable:
 
     The costs are the bits of a trial, and those that trials are judged by, objectives and constraints.
     """
-    from narrowcast.platform.tracking.metric_labels import metric_label
-    from narrowcast.runs.text_table import Column, table_of, with_spread
-    from narrowcast.tuning.study_result import format_value
-    from narrowcast.tuning.study_settings import COSTS, final_costs, metric_names, trial_metrics
+    from narrowcast.platform.tracking.metrics import metric_label
+    from narrowcast.runs.finished_run import Column, table_of, with_spread
+    from narrowcast.tuning.result import format_value
+    from narrowcast.tuning.settings import COSTS, final_costs, metric_names, trial_metrics
 
     held = result.holdout
     costs = final_costs(held[0].rows[0])
@@ -160,9 +159,9 @@ def _holdout_table(result: StudyResult, judged: Sequence[str]) -> TextTable:
 
 
 def _print_estimate(file: StudyFile) -> None:
-    from narrowcast.platform.config import write_yaml
+    from narrowcast.platform.config.files import write_yaml
     from narrowcast.platform.tracking.units import counted, format_seconds
-    from narrowcast.tuning.dry_run import estimate
+    from narrowcast.tuning.display import estimate
     from narrowcast.tuning.study import check_study
 
     shared = check_study(file)

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from narrowcast.cli.terminal import FOLDER
+from narrowcast.cli.shared import FOLDER
+from narrowcast.platform.config.plugins import check_installed
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.extras import check_installed
 
 _SECONDS_TO_END = 10.0
 _SHORT = "/tmp"
@@ -29,10 +29,9 @@ def ui(output: Path, port: int) -> None:
 
     It opens by the addresses that are printed, which have a token: other accounts of the machine are refused.
     """
-    from narrowcast.platform.tracking.guarded_pages import guarded
-    from narrowcast.platform.tracking.mlflow_store import pages_of_runs
-    from narrowcast.platform.tracking.mlflow_view import EXPERIMENTS
-    from narrowcast.platform.tracking.store_address import Tracking
+    from narrowcast.platform.config.run_fields import Tracking
+    from narrowcast.platform.tracking.store import pages_of_runs
+    from narrowcast.platform.tracking.view import EXPERIMENTS, guarded
 
     check_installed("mlflow", "narrowcast ui")
     store = Tracking().resolve(output)

@@ -1,20 +1,97 @@
-"""The client hosts of a run: started, moved and stopped as nodes join, leave and fail."""
+"""The client hosts of a run: started, moved and stopped as nodes join, leave and fail.
+
+The actor that holds the clients' keys: hosts ask it for their clients' secrets, the driver to open a sum.
+
+The actor that hosts clients.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from narrowcast.cluster.client_host import ClientHost
-from narrowcast.cluster.placement import Node, Policy, place
-from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.host_time import host_time
+from narrowcast.cluster.decisions import Node, Policy, place
+from narrowcast.platform.contracts import SecureSums
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.rounds.chunks import train_chunks
+from narrowcast.platform.rounds.client_contracts import ClientSplit
+from narrowcast.platform.rounds.evaluation import measure_chunk
+from narrowcast.platform.rounds.state import Run
+from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures, PayloadError
+
+
+@ray.remote(num_cpus=0)
+class KeyService:
+    """Holds the key store of a run in its own process, and dies with the driver that started it."""
+
+    def __init__(self, secure: SecureSums, answered: Path | None) -> None:
+        self._key_store = secure.key_store(answered)
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """Return the key store's answer."""
+        return self._key_store.call(method, round_index, arrays)
+
+
+def start_key_service(secure: SecureSums, answered: Path | None) -> Any:
+    """Start the key service on this node, which has the run's folder and the key files of a run with offline keys."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return KeyService.options(scheduling_strategy=here).remote(secure, answered)  # type: ignore[attr-defined]
+
+
+class RemoteKeyStore:
+    """The key store of a key service, for its driver and hosts."""
+
+    def __init__(self, service: Any) -> None:
+        self._service = service
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """Return the key store's answer; raise the error that it raised, `RunFailed` if its actor is gone."""
+        try:
+            answer: Arrays = ray.get(self._service.call.remote(method, round_index, arrays))
+        except RayTaskError as error:
+            cause = error.cause
+            raise (
+                cause if isinstance(cause, PayloadError | UserError) else RunFailed(f"key service: {cause!r}")
+            ) from error
+        except RayActorError as error:
+            raise RunFailed("the actor that holds the clients' keys is gone; resume the run") from error
+        return answer
+
+
+@ray.remote
+class ClientHost:
+    """Trains chunks of clients; their data and profiles are in the object store, their state comes with each call.
+
+    A host keeps nothing between rounds, so that a killed one is replaced without losing the state of its clients.
+    """
+
+    def __init__(self, run: Run, key_store: Any) -> None:
+        self._run = run
+        self._key_store = None if key_store is None else RemoteKeyStore(key_store)
+
+    def ready(self) -> bool:
+        """Return True once the host can train."""
+        return True
+
+    def train(self, broadcast: Arrays, chunks: list[Chunk]) -> list[ChunkResult]:
+        """Train some of a round's chunks, one after the other."""
+        with one_thread():
+            return train_chunks(self._run, broadcast, chunks, self._key_store)
+
+    def measure(self, broadcast: Arrays, chunks: list[Chunk], splits: list[ClientSplit]) -> list[ClientMeasures]:
+        """Measure the clients of some chunks, one chunk after the other."""
+        with one_thread():
+            return [measure_chunk(self._run, broadcast, chunk, splits) for chunk in chunks]
+
 
 _CHECK_SECONDS = 1.0  # between checks of the nodes, which take a fraction of a millisecond each
 _BLOCKED_SECONDS = 10.0  # a node on which a host failed may be dying, before the cluster notices

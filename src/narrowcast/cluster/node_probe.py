@@ -3,6 +3,8 @@
 It runs on the cluster as a short job before a run is submitted.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import platform

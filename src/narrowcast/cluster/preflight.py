@@ -20,6 +20,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 if TYPE_CHECKING:
     from narrowcast.cluster.ray_jobs import RayJob, RayJobs
 
+
 SCRIPT = Path(__file__).with_name("node_probe.py")
 _SECONDS = 60.0
 _NODES_SHOWN = 3

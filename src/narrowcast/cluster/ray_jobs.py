@@ -19,8 +19,8 @@ import requests
 from narrowcast.cluster import RAY_SETTINGS
 from narrowcast.cluster.dashboard import Dashboard, headers
 from narrowcast.cluster.ray_internals import NOISY_LOGGERS
+from narrowcast.platform.config.redaction import redact
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.redaction import redact
 
 with RAY_SETTINGS.in_force():
     from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient

@@ -8,8 +8,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from narrowcast.platform.disk import expand_home
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.storage.disk import expand_home
 
 _BYTES = 32  # as Ray's own
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
+from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.section import Section
 
 
 class HostResources(Section):

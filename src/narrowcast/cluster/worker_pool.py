@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from narrowcast.platform.interruption import STOPPING
+from narrowcast.platform.storage.host import STOPPING
 
 _MESSAGE_SECONDS = 5.0
 _POLL_SECONDS = 1.0

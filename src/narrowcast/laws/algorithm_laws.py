@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
-from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
+from narrowcast.algorithms.local_training.ratings import AlternatingGradient, RatingSGD
 from narrowcast.laws.law import hold
 from narrowcast.laws.model_laws import dtype_of
 from narrowcast.laws.rehearsal import (
@@ -33,15 +32,14 @@ from narrowcast.laws.rehearsal import (
     task_of,
     train_everyone,
 )
-from narrowcast.platform.contract_checks import check_final, check_traits
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
-from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.models.factorisation import MaskedFactorisation, MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.rounds import lockstep
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.contract_checks import check_final, check_traits
+from narrowcast.platform.rounds.loop import lockstep
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import Arrays, ChunkResult, IntArray
 from narrowcast.platform.types import Chunk as ClientChunk

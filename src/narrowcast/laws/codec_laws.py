@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import Codec, check_order
+from narrowcast.algorithms.codecs.chain import Codec, Stage, UnsendableUpdateError, check_order
 from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.algorithms.codecs.stage import Stage, UnsendableUpdateError
 from narrowcast.laws.law import LawBrokenError, hold
 from narrowcast.laws.rehearsal import digest
 from narrowcast.platform.types import Arrays, PayloadError

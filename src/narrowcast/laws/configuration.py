@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ValidationError, create_model
 
 from narrowcast.laws.law import hold
-from narrowcast.platform.config import plugin_folders, read_yaml, validate, write_yaml
+from narrowcast.platform.config.files import plugin_folders, read_yaml, validate, write_yaml
+from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import Registry
 
 
 @dataclass(frozen=True)

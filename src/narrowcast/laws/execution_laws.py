@@ -13,21 +13,18 @@ from typing import Any
 import numpy as np
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.secure.protection import Encryption, Masked, Plain, Protection
-from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.algorithms.secure.aggregation import SecureAggregation
+from narrowcast.algorithms.secure.schemes import Encryption, Masked, Plain, Protection
 from narrowcast.laws.algorithm_laws import MODELS
 from narrowcast.laws.law import LawBrokenError, hold
 from narrowcast.laws.rehearsal import PLAN, Shuffled, run, sha256, task_of
-from narrowcast.platform.backend import Backend
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
-from narrowcast.platform.schedule import Schedule
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.backend import Backend, LocalExecutor
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.plan import Plan, Schedule
+from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 ALGORITHM = FedAvg()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 
-from narrowcast.algorithms.local_training.learning_rate import LearningRateSchedule
+from narrowcast.algorithms.local_training.rules import LearningRateSchedule
 from narrowcast.laws.law import hold
 
 _STEPS_OF_A_ROUND = 7

@@ -13,8 +13,7 @@ from torch import Tensor
 from narrowcast.laws.law import hold, on_each
 from narrowcast.laws.rehearsal import N_CLIENTS, digest, sample_sets
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.models.losses import Loss
-from narrowcast.platform.models.sample_measures import SampleMeasure
+from narrowcast.platform.models.measures import Loss, SampleMeasure
 
 _SAMPLES = 7
 

@@ -28,11 +28,11 @@ from narrowcast.laws.rehearsal import (
     task_on,
     trained,
 )
-from narrowcast.platform.client_contracts import MeasuresClients
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Dataset, Model, Split
-from narrowcast.platform.kinds import optional
 from narrowcast.platform.models.hidden_units import HasHiddenUnits
 from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.rounds.client_contracts import MeasuresClients
 from narrowcast.platform.types import Arrays, IntArray, LocalUpdates
 
 _MEANS = ("loss", "accuracy", "hr@10", "ndcg@10")  # metrics that are means over samples

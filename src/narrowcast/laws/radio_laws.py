@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from narrowcast.algorithms.channel.allocation import Allocation
-from narrowcast.algorithms.channel.downlink import Downlink
-from narrowcast.algorithms.channel.error_curves import ErrorCurves, Shares
+from narrowcast.algorithms.channel.curves import ErrorCurves, Shares
 from narrowcast.algorithms.channel.links import Channel, Links
+from narrowcast.algorithms.channel.radio import Downlink
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
-from narrowcast.algorithms.federated.rank_policy import RankPolicy
+from narrowcast.algorithms.federated.shared_basis import RankPolicy
 from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import digest
 from narrowcast.platform.types import IntArray, Profiles

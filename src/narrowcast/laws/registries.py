@@ -27,9 +27,9 @@ from narrowcast.laws import (
     training_laws,
 )
 from narrowcast.laws.law import Cases, Verdict, judge
+from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import UserError, described
-from narrowcast.platform.kinds import Registry
 from narrowcast.tuning import sampler_laws
 
 

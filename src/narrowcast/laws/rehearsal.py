@@ -10,29 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
-from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
-from narrowcast.algorithms.local_training.graph_training import GraphTraining
+from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
+from narrowcast.algorithms.local_training.graph import GraphTraining
+from narrowcast.algorithms.local_training.ratings import AlternatingGradient
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Algorithm, Executor, LocalCall, Task
-from narrowcast.platform.data.block_model import BlockModel
-from narrowcast.platform.data.features import one_array
+from narrowcast.platform.data.graph import NodeGraph
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.data.node_graph import NodeGraph
 from narrowcast.platform.data.rating_matrix import TRAIN, VALIDATION, RatingMatrix
-from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.models.graph_convolution import GCN
-from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
-from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.data.samples import Labelled, Samples, one_array
+from narrowcast.platform.data.synthetic import BlockModel
+from narrowcast.platform.models.factorisation import MaskedFactorisation, MatrixFactorisation
+from narrowcast.platform.models.graph import GCN
+from narrowcast.platform.rounds.backend import LocalExecutor
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.fleet import LogNormalFleet
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run, RunState
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
-from narrowcast.platform.state import RunState
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
 N_CLIENTS = 11

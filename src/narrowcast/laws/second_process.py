@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from narrowcast.laws.law import Cases, Verdict
-from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import described
-from narrowcast.platform.global_generators import isolated, moved_since, seed_generators, states
+from narrowcast.platform.seeds import isolated, moved_since, seed_generators, states
+from narrowcast.platform.storage.disk import write_atomically
 
 LAW = "its results are the same in another process"
 DigestOf = Callable[[Any], str]

@@ -11,7 +11,7 @@ import numpy as np
 from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import digest
 from narrowcast.platform.contracts import Fleet
-from narrowcast.platform.simulation.availability import Availability
+from narrowcast.platform.rounds.sampling import Availability
 from narrowcast.platform.types import BoolArray, Profiles
 
 RATES = ("uplink_bits_per_second", "downlink_bits_per_second", "compute_speed")

@@ -13,10 +13,9 @@ import numpy as np
 from narrowcast.catalog import PROBLEMS
 from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import digest
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.iterations import SolveState, begin, measured
-from narrowcast.platform.kinds import optional
-from narrowcast.platform.solver_contracts import Problem, ProblemSource, Solver
+from narrowcast.platform.solving import Problem, ProblemSource, Solver, SolveState, begin, measured
 from narrowcast.platform.types import Arrays
 
 _ITERATIONS = 6

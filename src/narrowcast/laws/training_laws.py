@@ -14,7 +14,7 @@ from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import N_CLIENTS, digest, digest_of_updates, local_call, task_of, trained
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.graph_convolution import GCN
+from narrowcast.platform.models.graph import GCN
 from narrowcast.platform.types import Arrays, LocalUpdates
 
 

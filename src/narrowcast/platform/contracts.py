@@ -1,4 +1,7 @@
-"""Contracts of data sets, models, trainings, algorithms and executors; the round loop relies on nothing else."""
+"""Contracts of data sets, models, trainings, algorithms and executors; the round loop relies on nothing else.
+
+The contract of what a run is recorded with: the name, source, digest and sizes of its data set or problem.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, get_args
 import numpy as np
 from typing_extensions import TypeVar
 
-from narrowcast.platform.described import Described
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import optional
-from narrowcast.platform.secure_contracts import ClientKeyStore, SecureRounds
+from narrowcast.platform.rounds.client_contracts import ClientKeyStore, SecureRounds
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import (
     Arrays,
@@ -29,6 +31,31 @@ from narrowcast.platform.types import (
     Payload,
     Profiles,
 )
+
+
+class Described(Protocol):
+    """The loaded input of a run, a data set or a problem."""
+
+    @property
+    def name(self) -> str:
+        """The name of the data set or problem."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The file, site or generator that it comes from."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of everything that a run can see of it."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes to report with a run, such as the number of items, classes or observed entries."""
+        ...
+
 
 Split = Literal["validation", "test"]
 

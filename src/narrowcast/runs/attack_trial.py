@@ -7,27 +7,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from narrowcast.algorithms.attacks.attack_scores import alignment, pooled_recall, positives_of
-from narrowcast.algorithms.attacks.direction_attack import factors_from_directions, positives_from_signs
-from narrowcast.algorithms.attacks.overlap_attack import positives_from_sums
-from narrowcast.algorithms.attacks.row_list_attack import positives_from_row_lists
-from narrowcast.algorithms.attacks.single_row_attack import (
+from narrowcast.algorithms.attacks.inference import (
+    alignment,
     attribute_single_rows,
+    factors_from_directions,
     factors_from_single_rows,
+    pooled_recall,
+    positives_from_row_lists,
+    positives_from_signs,
+    positives_from_sums,
+    positives_of,
+    read_thin_groups,
     share_rightly_attributed,
 )
-from narrowcast.algorithms.attacks.thin_group_attack import read_thin_groups
-from narrowcast.algorithms.attacks.transcript import Transcript
-from narrowcast.algorithms.attacks.transcript_recorder import TranscriptRecorder
-from narrowcast.algorithms.secure.protection import Plain
+from narrowcast.algorithms.attacks.transcript import Transcript, TranscriptRecorder
+from narrowcast.algorithms.secure.schemes import Plain
 from narrowcast.experiment import Experiment
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.models.matrix_factorisation import USER_FACTORS, MatrixFactorisation
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import RunState, start
+from narrowcast.platform.models.factorisation import USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.rounds.backend import LocalExecutor
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.types import FloatArray, IntArray
 
 SMALLEST_GROUP = 3

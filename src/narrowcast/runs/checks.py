@@ -1,19 +1,30 @@
-"""A check of a run's files with its verdict, and the first difference between what is there and what is expected."""
+"""A check of a run's files with its verdict, and the first difference between what is there and what is expected.
+
+The choice of the rounds or iterations that a verification repeats: drawn at random, within a budget.
+
+The sums of a journal: bits, times, clients and losses of rounds, and times of iterations.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import random
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from narrowcast.platform.described import Described
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.contracts import Described
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.storage.step import ITERATION
+from narrowcast.platform.types import NO_RANK, Arrays
 
 _ROUNDING, _TINY = 1e-6, 1e-13
 """Relative and absolute differences of measured numbers that another kind of processor may make."""
@@ -101,3 +112,180 @@ def arrays_problem(found: Arrays, expected: Arrays, of: str = "the last state") 
         if its.dtype != values.dtype or its.shape != values.shape or its.tobytes() != values.tobytes():
             return f"{name} is not that of {of}"
     return ""
+
+
+_LEAST = 10
+_SEEDS = 10**6
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The steps, rounds or iterations, that may be repeated.
+
+    Attributes:
+        steps: their number; None for as many as took the run itself `seconds`, and at least ten.
+        seconds: the time of the run, as it recorded that.
+        seed: the seed of the draw, by default another one each time, so that nobody knows before what is repeated.
+
+    """
+
+    steps: int | None = None
+    seconds: float = 20.0
+    seed: int = field(default_factory=lambda: secrets.randbelow(_SEEDS))
+
+    def count(self, steps: int, took_seconds: float) -> int:
+        """Return how many steps of a run to repeat that has so many and took so long."""
+        if self.steps is not None:
+            return min(self.steps, steps)
+        if not took_seconds > self.seconds:  # NaN too
+            return steps
+        return min(steps, max(_LEAST, int(steps * self.seconds / took_seconds)))
+
+    def shared_by(self, runs: int) -> Budget:
+        """Return the budget of each of several runs, which share the seconds; `steps` are those of each."""
+        return Budget(self.steps, self.seconds / max(runs, 1), self.seed)
+
+    def draws(self) -> random.Random:
+        """Return the source of the draw."""
+        return random.Random(self.seed)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Steps to repeat: those after `origin`, a state that is kept or the start, up to `last`.
+
+    `end` is the origin of the next leg, or the last step of the run: the leg is whole if it reaches that.
+    """
+
+    origin: int
+    last: int
+    end: int
+
+
+def legs_of(recorded: Sequence[int], origins: Collection[int], count: int, draws: random.Random) -> list[Leg]:
+    """Return what to repeat of a run: from each origin as far as the steps drawn lie, `count` steps in all at most.
+
+    The first step and the last one go first if the budget allows that, then steps drawn from all that are recorded:
+    each takes the steps since the origin before it. The budget is spent, whatever is drawn.
+
+    Args:
+        recorded: the steps of the journal, ascending.
+        origins: the steps after which the state is known; 0 is the start.
+        count: the most steps.
+        draws: the source of the draw.
+
+    """
+    if not recorded or not origins:
+        return []
+    last = recorded[-1]
+    bounds = [*sorted(each for each in origins if each < last), last]
+    reached = {origin: origin for origin in bounds[:-1]}
+    ends = dict(pairwise(bounds))
+    drawn = draws.sample(recorded, len(recorded))
+    left = count
+    for step in (recorded[0], last, *drawn):
+        origin = max((each for each in reached if each < step), default=None)
+        if origin is not None and 0 < (cost := step - reached[origin]) <= left:
+            reached[origin], left = step, left - cost
+    return [Leg(origin, step, ends[origin]) for origin, step in reached.items() if step > origin]
+
+
+def coverage(legs: Sequence[Leg], recorded: Sequence[int], what: str, budget: Budget) -> Check:
+    """Return the check that says what was repeated: `9 of 60 rounds (15 %): 1, 51 to 58; drawn with --seed 8231`."""
+    total, steps = recorded[-1], sum(leg.last - leg.origin for leg in legs)
+    share = f"{steps} of {total} ({100 * steps / total:.0f} %)"
+    if steps not in (0, total):
+        share += f": {', '.join(_span(leg.origin + 1, leg.last) for leg in legs)}; drawn with --seed {budget.seed}"
+    rest = f"the other {total - steps} {what}; --rounds {total} repeats all" if steps < total else ""
+    return Check(f"{what} repeated", share, skipped=rest)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+Row = Mapping[str, Any]
+_LINKS = ("uplink_bits", "downlink_bits")
+_START: Row = {"wall_seconds": 0.0, "solver_seconds": 0.0, "simulated_seconds": 0.0} | {f"total_{n}": 0 for n in _LINKS}
+_CLOSE = 1e-9
+"""Relative; sums of measured times are rounded in another order."""
+
+
+def rounds_problem(rows: Sequence[Row]) -> str:
+    """Return the first round whose totals are not those of the round before and its own, in words."""
+    for before, row in pairwise([_START, *rows]):
+        expected: dict[str, Any] = {f"total_{name}": before[f"total_{name}"] + row[name] for name in _LINKS}
+        for name, value in expected.items():
+            if row[name] != value:
+                return f"round {row['round']}: {name} is not the sum of the rounds' {name.removeprefix('total_')}"
+        total = sum(expected.values())
+        if row.get("total_bits", total) != total:
+            return f"round {row['round']}: total_bits is {row['total_bits']}, not {total}, uplink and downlink together"
+        for name in ("simulated_seconds", "wall_seconds"):
+            if (own := f"round_{name}") in row and not _is_sum(row[name], before[name], row[own]):
+                return f"round {row['round']}: {name} is not the sum of the rounds' {own}"
+    return ""
+
+
+def clients_problem(rows: Sequence[Row], ledgers: Iterable[Mapping[str, Sequence[Any]]], plan: Plan | None) -> str:
+    """Return the first round that is not the sum of its clients, in words.
+
+    The duration of a round follows from those of its clients where the server waits for all of them; without a `plan`
+    it is not looked at.
+    """
+    for row, ledger in zip(rows, ledgers, strict=False):
+        columns = {name: np.asarray(values) for name, values in ledger.items()}
+        for name, value in _of_clients(columns, plan).items():
+            if name in row and not _same(row[name], value):
+                return f"round {row['round']}: {name} is {row[name]}, not {value}, which its clients make"
+        beside = row.get("allocation_bits", 0)
+        extra = [row[name] - int(columns[name].sum()) for name in _LINKS if name in columns]
+        if min(extra, default=0) < 0 or (len(extra) == len(_LINKS) and sum(extra) != beside):
+            return f"round {row['round']}: its bits are not the sum of its clients' and of allocation_bits"
+    return ""
+
+
+def _of_clients(columns: Mapping[str, Any], plan: Plan | None) -> dict[str, Any]:
+    clients = columns["client"]
+    found: dict[str, Any] = {"clients": len(clients)}
+    if "delivered" in columns:
+        delivered = columns["delivered"].astype(bool)
+        found |= {"delivered": int(delivered.sum()), "loss": _mean(columns["loss"].astype(float)[delivered])}
+    if "late" in columns:
+        found["late"] = int(columns["late"].sum())
+    if "staleness" in columns:
+        found["mean_staleness"] = _mean(columns["staleness"])
+    if "rank" in columns:
+        ranks = columns["rank"][columns["rank"] != NO_RANK]
+        found["mean_rank"] = _mean(ranks) if len(ranks) else None
+    if plan is not None and plan.waits_for_all and plan.schedule.kind == "synchronous":
+        idle = 0.0 if len(clients) else plan.clock.idle_seconds
+        found["round_simulated_seconds"] = plan.clock.round_seconds(columns["seconds"].astype(float)) + idle
+    return found
+
+
+def _mean(values: Any) -> float:
+    return float(values.sum() / len(values)) if len(values) else math.nan
+
+
+def _same(its: Any, value: Any) -> bool:
+    if its is None or value is None:
+        return its is value
+    return math.isclose(its, value, rel_tol=_CLOSE) or (math.isnan(its) and math.isnan(value))
+
+
+def iterations_problem(rows: Sequence[Row]) -> str:
+    """Return the first recorded iteration whose times are not those of the one before and its own, in words."""
+    for before, row in pairwise([_START, *rows]):
+        if not row["step_wall_seconds"] >= 0 or not row["evaluate_wall_seconds"] >= 0:
+            return f"iteration {row[ITERATION]}: a time is negative"
+        if not _is_sum(row["solver_seconds"], before["solver_seconds"], row["step_wall_seconds"]):
+            return f"iteration {row[ITERATION]}: solver_seconds is not the sum of the rows' step_wall_seconds"
+        own = row["step_wall_seconds"] + row["evaluate_wall_seconds"]
+        if not _is_sum(row["wall_seconds"], before["wall_seconds"], own):
+            return f"iteration {row[ITERATION]}: wall_seconds is not the sum of the rows' times"
+    return ""
+
+
+def _is_sum(total: float, *parts: float) -> bool:
+    return math.isclose(total, sum(parts), rel_tol=_CLOSE, abs_tol=_CLOSE)

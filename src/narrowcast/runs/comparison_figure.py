@@ -8,14 +8,22 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from narrowcast.platform.config import suggest
+from narrowcast.platform.config.files import suggest
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking import run_plots as plots
+from narrowcast.platform.tracking import figures as plots
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.client_plots import percentiles, shown_metric
-from narrowcast.platform.tracking.curves import ROUND, TIME, TOTAL, UPLINK, chosen_costs
-from narrowcast.platform.tracking.metric_labels import is_share, metric_label, primary_metric
-from narrowcast.runs.seed_groups import SeedGroup
+from narrowcast.platform.tracking.figures import percentiles, shown_metric
+from narrowcast.platform.tracking.metrics import (
+    ROUND,
+    TIME,
+    TOTAL,
+    UPLINK,
+    chosen_costs,
+    is_share,
+    metric_label,
+    primary_metric,
+)
+from narrowcast.runs.comparison_tables import SeedGroup
 
 AXES = {"round": ROUND, "uplink": UPLINK, "total": TOTAL, "time": TIME}
 """The horizontal axes by name: rounds, uplink bits, uplink and downlink bits, simulated time."""

@@ -11,17 +11,15 @@ from pydantic import BaseModel, ConfigDict
 
 from narrowcast.catalog import DATA
 from narrowcast.experiment import load_replicas, packaged_experiments
-from narrowcast.platform.config import plugin_folders, validate
+from narrowcast.platform.config.files import Defaults, Section, apply_overrides, plugin_folders, validate
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Dataset, DataSource
-from narrowcast.platform.data.features import described as shapes
-from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.data.samples import described as shapes
+from narrowcast.platform.data.user_files import located
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import optional
-from narrowcast.platform.overrides import Defaults, apply_overrides
-from narrowcast.platform.section import Section
-from narrowcast.platform.tracking.partition_report import classes_held
+from narrowcast.platform.tracking.partition import classes_held
 from narrowcast.platform.types import IntArray
 
 _BY_SUFFIX = {

@@ -13,15 +13,14 @@ import numpy as np
 
 from narrowcast.experiment import Experiment, load_replicas
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.iterations import begin, iterations
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.state import start
+from narrowcast.platform.solving import begin, iterations
 from narrowcast.platform.tracking import units
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.prepare import checked_run
-from narrowcast.runs.prepare_solve import are_solves
+from narrowcast.runs.folder import free_folder
+from narrowcast.runs.prepared import are_solves, checked_run
 from narrowcast.runs.progress import data_line
-from narrowcast.runs.run_folder import free_folder
 from narrowcast.solve_run import Solve, load_solves
 
 _STEPS = 2

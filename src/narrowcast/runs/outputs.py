@@ -1,4 +1,7 @@
-"""The outputs of a finished run: tables, plots, the trained model and `result.json`, and the tags of its MLflow run."""
+"""The outputs of a finished run: tables, plots, the trained model and `result.json`, and the tags of its MLflow run.
+
+The outputs of a finished solve: its table of iterations, figures, the answer and `result.json`.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +15,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from safetensors.numpy import save
 
 from narrowcast._version import __version__
-from narrowcast.algorithms.codecs.dense import dense_wire_bits
-from narrowcast.algorithms.codecs.rows import rows_wire_bits
+from narrowcast.algorithms.codecs.messages import dense_wire_bits, rows_wire_bits
 from narrowcast.experiment import Experiment
-from narrowcast.platform.atomic_files import write_atomically
-from narrowcast.platform.config import MODEL
+from narrowcast.platform.config.files import MODEL
+from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.config.plugins import said
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.disk import disk, make_folders, sync_all
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.kinds import optional
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.models.factorisation import ITEM_FACTORS
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.models.start_model import whole_model
-from narrowcast.platform.plugins import said
-from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.metric_direction import Declared, declared_by
-from narrowcast.platform.tracking.metric_labels import shares_of
-from narrowcast.platform.tracking.partition_report import write_partition
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.state import RunState
+from narrowcast.platform.solving import Problem, SolveState, end_of
+from narrowcast.platform.storage.disk import disk, make_folders, sync_all, write_atomically
+from narrowcast.platform.storage.journal import Journal, step_of
+from narrowcast.platform.tracking.metrics import (
+    Declared,
+    RunTargetCost,
+    SolveTargetCost,
+    declared_by,
+    shares_of,
+    target_costs,
+)
+from narrowcast.platform.tracking.partition import write_partition
 from narrowcast.platform.tracking.second_process import begin, run_figures
-from narrowcast.platform.tracking.targets import RunTargetCost, target_costs
-from narrowcast.platform.types import Arrays
-from narrowcast.runs.run_folder import RESULT
+from narrowcast.platform.types import Arrays, arrays_sha256
+from narrowcast.runs.folder import ANSWER, ITERATIONS, RESULT
+from narrowcast.solve_run import Solve
 
 logger = logging.getLogger(__name__)
 
@@ -224,3 +233,61 @@ def git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answers[-1].stdout.strip()
+
+
+def write_solve_outputs(
+    folder: Path, solve: Solve, problem: Problem, journal: Journal, state: SolveState, run_id: str
+) -> dict[str, Any]:
+    """Write everything that a finished solve leaves and return the content of `result.json`, which comes last."""
+    table, answer = folder / ITERATIONS, solve.solver.answer(state.arrays)
+    disk().fill(table, partial(pq.write_table, journal.rounds_table()))
+    title = f"{folder.name}: {solve.solver.kind} on {problem.name}"
+    plots = begin(run_figures.solve_figures_of_file, table, title)
+    write_model(answer, folder / ANSWER)
+    result = {
+        "name": folder.name,
+        **solve_labels(solve, problem),
+        "stopped_by": end_of(solve, state),
+        **solve_measures(journal, solve),
+        **baselines_entry(problem),
+        "answer_sha256": answer_sha256(answer),
+        "mlflow_run_id": run_id,
+        "git_commit": git_commit(),
+        "narrowcast_version": __version__,
+    }
+    sync_all([table, *write_plots(plots, folder / "plots")])
+    write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
+    return result
+
+
+def solve_labels(solve: Solve, problem: Problem) -> dict[str, Any]:
+    """Return the entries of `result.json` that follow from the solve and its problem."""
+    lower, shares = declared_by(solve.problem), shares_of(solve.problem)
+    return {
+        "solver": solve.solver.kind,
+        "problem": problem.name,
+        "sizes": dict(problem.sizes),
+        "problem_sha256": problem.digest,
+        "seed": solve.seed,
+        "lower_is_better": None if lower is None else sorted(lower),
+        "shares": None if shares is None else sorted(shares),
+    }
+
+
+def solve_measures(journal: Journal, solve: Solve) -> dict[str, Any]:
+    """Return the entries of `result.json` that follow from the journal."""
+    last, lower = journal.rounds[-1], declared_by(solve.problem)
+    return {
+        "iterations": step_of(last),
+        "residual": last["residual"],
+        "final": journal.final_metrics(),
+        "best": journal.best_metrics(lower),
+        "targets": [each.model_dump() for each in target_costs(SolveTargetCost, solve.targets, journal.rounds, lower)],
+        "solver_seconds": last["solver_seconds"],
+        "wall_seconds": last["wall_seconds"],
+    }
+
+
+def answer_sha256(answer: Arrays) -> str:
+    """Return the sha256 of an answer's arrays, their names, types and shapes."""
+    return arrays_sha256(answer).hex()

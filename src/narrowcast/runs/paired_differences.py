@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.config import suggest
+from narrowcast.platform.config.files import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.metric_direction import Declared
-from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label
+from narrowcast.platform.tracking.metrics import Declared, format_metric, is_share, metric_label
+from narrowcast.runs.comparison_tables import SeedGroup
+from narrowcast.runs.finished_run import TextTable
 from narrowcast.runs.result import Result
-from narrowcast.runs.seed_groups import SeedGroup
 from narrowcast.runs.significance import compare_paired, holm
-from narrowcast.runs.text_table import TextTable
 
 SeedsOf = Callable[[Result], tuple[str, ...]]
 

@@ -10,16 +10,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from narrowcast.platform.described import Described
+from narrowcast.platform.contracts import Described
 from narrowcast.platform.errors import printable
-from narrowcast.platform.step import ITERATION
-from narrowcast.platform.tracking.journal import evaluation
-from narrowcast.platform.tracking.journal_lines import step_name, step_of
-from narrowcast.platform.tracking.metric_direction import Declared
-from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, primary_metric, shares_of
+from narrowcast.platform.storage.journal import evaluation, step_name, step_of
+from narrowcast.platform.storage.step import ITERATION
+from narrowcast.platform.tracking.metrics import Declared, format_metric, metric_label, primary_metric, shares_of
 from narrowcast.platform.tracking.units import counted, format_bits, format_seconds, format_short_seconds
-from narrowcast.runs.prepare import PreparedExperiment
-from narrowcast.runs.prepare_solve import PreparedSolve
+from narrowcast.runs.prepared import PreparedExperiment, PreparedSolve
 from narrowcast.runs.terminal_output import output_may_end
 
 _TASKS = {

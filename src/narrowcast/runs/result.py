@@ -1,6 +1,8 @@
 """A finished run, read from its folder: metrics, costs, tables, figures and the trained model.
 
 Reading executes no code: the tables are Parquet, the model is safetensors.
+
+The content of a finished run's `result.json`, and its targets as text.
 """
 
 from __future__ import annotations
@@ -12,36 +14,103 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 
-from narrowcast.platform.atomic_files import read_tensors
-from narrowcast.platform.client_statistics import CLIENTS
-from narrowcast.platform.config import MODEL
+from narrowcast.platform.config.files import MODEL, validate_result
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import optional
-from narrowcast.platform.links import own_file
-from narrowcast.platform.tracking import curves, units
-from narrowcast.platform.tracking.journal import CLIENT_METRICS
-from narrowcast.platform.tracking.metric_labels import (
+from narrowcast.platform.storage.disk import read_tensors
+from narrowcast.platform.storage.folder_files import own_file, read_json
+from narrowcast.platform.storage.journal import CLIENT_METRICS
+from narrowcast.platform.tracking import metrics, units
+from narrowcast.platform.tracking.metrics import (
+    CLIENTS,
+    RunTargetCost,
     format_metric,
     metric_label,
     metrics_of,
     over_clients_text,
 )
-from narrowcast.platform.tracking.targets import RunTargetCost
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.array_file import ModelFormat, write_arrays
-from narrowcast.runs.finished_run import FinishedRun
-from narrowcast.runs.result_file import Best, ResultFile, read_result, target_cost
-from narrowcast.runs.run_folder import CONFIG, RESULT, saved_config
-from narrowcast.runs.run_table import finish_advice, first_line, read_table
+from narrowcast.runs.finished_run import FinishedRun, ModelFormat, RunFile, write_arrays
+from narrowcast.runs.folder import CONFIG, RESULT, finish_advice, first_line, read_table, saved_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from narrowcast.experiment import Experiment
+
+
+class Best(BaseModel):
+    """The best value of a metric and the first round that had it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    round: int
+
+
+class Input(BaseModel):
+    """Inputs of a model: type, shape of a sample, and the range of the training samples."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return what a user of the exported model has to know, as text."""
+        shape = f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+        if self.dtype == "uint8":  # as_input, which calls every module
+            return f"{shape} from 0 to 255, divided by 255 before the model: give it values from 0 to 1"
+        return f"{shape}, from {self.low:.4g} to {self.high:.4g} in the training samples"
+
+
+class ResultFile(RunFile):
+    """The content of `result.json`.
+
+    `full_uplink_bits` is the uplink if each upload were the whole model in float32. `touched_uplink_bits` is that of
+    the changed rows in float32, and for models without rows the former.
+    `data_sha256` is None in runs of versions before 0.3. `personal` is true if clients have models of their own, and
+    `inputs` are what the model was trained on, by name, in runs on samples.
+    """
+
+    algorithm: str
+    data: str
+    backend: str
+    rounds: int
+    best: Mapping[str, Best]
+    targets: tuple[RunTargetCost, ...] = ()
+    uplink_bits: int
+    downlink_bits: int
+    total_bits: int
+    full_uplink_bits: int
+    touched_uplink_bits: int
+    simulated_seconds: float
+    personal: bool = False
+    inputs: Mapping[str, Input] = {}
+    data_sha256: str | None = None
+    model_sha256: str
+    frozen_sha256: str | None = None
+
+
+def target_cost(target: RunTargetCost) -> str:
+    """Return the cost of a target as text."""
+    seconds, uplink, total = target.simulated_seconds_to, target.uplink_bits_to, target.total_bits_to
+    if seconds is None or uplink is None or total is None:
+        return "not reached"
+    traffic = f"{units.format_bits(uplink)} uplink, {units.format_bits(total)} in all"
+    return f"after {units.format_seconds(seconds)}, {traffic}, {target.rounds_to} rounds"
+
+
+def read_result(path: Path) -> ResultFile:
+    """Read `result.json`; raise `UserError` if it is damaged."""
+    return validate_result(ResultFile, read_json(path, finish_advice(path.parent)), str(path))
 
 
 class Result(FinishedRun[ResultFile]):
@@ -69,8 +138,8 @@ class Result(FinishedRun[ResultFile]):
         best = self.best.get(f"validation.{primary}")
         if best is None:
             return None
-        rows = {name: curves.column(self.history, name) for name in self.history.column_names if "." in name}
-        place = curves.column(self.history, "round") == best.round
+        rows = {name: metrics.column(self.history, name) for name in self.history.column_names if "." in name}
+        place = metrics.column(self.history, "round") == best.round
         return best.round, {name: float(values[place][0]) for name, values in rows.items() if place.any()}
 
     @property
@@ -205,7 +274,7 @@ class Result(FinishedRun[ResultFile]):
         These are accuracy_round, accuracy_uplink, accuracy_total and accuracy_time, with every test metric whatever its
         name, client_bits_ranks, loss_time and client_metrics, without those for which nothing was measured.
         """
-        from narrowcast.platform.tracking.run_figures import run_figures  # imports Matplotlib
+        from narrowcast.platform.tracking.figures import run_figures  # imports Matplotlib
 
         title = f"{self.name}: {self.file.algorithm} on {self.file.data}"
         of_clients = self.client_metrics_table if self.evaluates_clients else None
@@ -272,9 +341,9 @@ def load_result(folder: Path) -> Result:
             raise UserError(f"{folder}: has no {name}, so it is not a finished run; {advice}")
     file = read_result(folder / RESULT)
     history = read_table(
-        folder / "rounds.parquet", ("round", *(each.column for each in (curves.UPLINK, curves.TOTAL, curves.TIME)))
+        folder / "rounds.parquet", ("round", *(each.column for each in (metrics.UPLINK, metrics.TOTAL, metrics.TIME)))
     )
-    last = int(curves.column(history, "round").max(initial=0))
+    last = int(metrics.column(history, "round").max(initial=0))
     if last != file.rounds:
         raise UserError(
             f"{folder}: rounds.parquet ends at round {last} and {RESULT} at round {file.rounds}, "

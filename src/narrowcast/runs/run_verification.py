@@ -18,27 +18,37 @@ from safetensors import SafetensorError
 
 from narrowcast._version import __version__
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.atomic_files import read_tensors
-from narrowcast.platform.checkpoint import Saved, read_checkpoints
-from narrowcast.platform.client_contracts import ClientSplit
-from narrowcast.platform.config import MODEL
+from narrowcast.platform.config.files import MODEL
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.data.soundness import load_checked
-from narrowcast.platform.evaluation import measure_all, metrics_of, model_sha256, sha256_of
-from narrowcast.platform.kinds import optional
-from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.start_model import whole_model
-from narrowcast.platform.outcome import CLIENT_METRICS, Outcome
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import RunState, start
-from narrowcast.platform.threads import one_thread
-from narrowcast.platform.tracking.journal import Journal, evaluation
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.client_contracts import ClientSplit
+from narrowcast.platform.rounds.evaluation import measure_all, metrics_of, model_sha256, sha256_of
+from narrowcast.platform.rounds.outcome import CLIENT_METRICS_KEY, Outcome
+from narrowcast.platform.rounds.state import Run, RunState, start
+from narrowcast.platform.storage.checkpoint import Saved, read_checkpoints
+from narrowcast.platform.storage.disk import read_tensors
+from narrowcast.platform.storage.journal import Journal, evaluation
+from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.checks import Check, arrays_problem, data_check, difference, measured_check, table_problem
-from narrowcast.runs.journal_sums import clients_problem, rounds_problem
+from narrowcast.runs.checks import (
+    Budget,
+    Check,
+    Leg,
+    arrays_problem,
+    clients_problem,
+    coverage,
+    data_check,
+    difference,
+    legs_of,
+    measured_check,
+    rounds_problem,
+    table_problem,
+)
+from narrowcast.runs.folder import CONFIG, RESULT, checkpoint_place, saved_config
 from narrowcast.runs.outputs import baselines_entry, labels, measured
-from narrowcast.runs.repetition import Budget, Leg, coverage, legs_of
-from narrowcast.runs.result_file import ResultFile
-from narrowcast.runs.run_folder import CONFIG, RESULT, checkpoint_place, saved_config
+from narrowcast.runs.result import ResultFile
 
 _OF_KEYS = (
     *("uplink_bits", "downlink_bits", "total_uplink_bits", "total_downlink_bits", "total_bits"),
@@ -103,7 +113,7 @@ class _RunVerification:
     @cached_property
     def _measuring(self) -> Run:
         """The run with the evaluations of clients that any round of the journal has; a resume may change them."""
-        names = {name for entry in self.journal.entries() for name in entry.get(CLIENT_METRICS, {})}
+        names = {name for entry in self.journal.entries() for name in entry.get(CLIENT_METRICS_KEY, {})}
         recorded = {name.partition(".")[0] for name in names}
         splits = tuple(split for split in get_args(ClientSplit) if split in recorded)
         plan = self.experiment.model_copy(update={"evaluate_clients": splits})
@@ -151,7 +161,7 @@ class _RunVerification:
         expected = evaluation(self._row(state.round_index))
         # Named apart from the statistics over clients, which are metrics of the round.
         found |= {f"clients: {name}": values.tolist() for name, values in of_clients.items()}
-        expected |= {f"clients: {name}": values for name, values in entry.get(CLIENT_METRICS, {}).items()}
+        expected |= {f"clients: {name}": values for name, values in entry.get(CLIENT_METRICS_KEY, {}).items()}
         return measured_check(
             subject, "its checkpoint, measured again: each metric, of each client too", found, expected
         )
@@ -193,7 +203,7 @@ class _RunVerification:
                 problem = difference(again, there, left_out)
                 problem = problem or difference(_ledger(outcome), entry["clients"], left_out)
                 measured_again = {name: values.tolist() for name, values in outcome.client_metrics.items()}
-                problem = problem or difference(measured_again, entry.get(CLIENT_METRICS, {}))
+                problem = problem or difference(measured_again, entry.get(CLIENT_METRICS_KEY, {}))
                 problem = problem or self._other_state(outcome.state)
                 if problem:
                     return Check(subject, compared, f"round {number}: repeated, {problem}")

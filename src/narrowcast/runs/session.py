@@ -1,11 +1,20 @@
-"""From an experiment or a solve to finished runs: prepare, then record every step until the outputs are written."""
+"""From an experiment or a solve to finished runs: prepare, then record every step until the outputs are written.
+
+The tags and metrics that a finished run is closed with in MLflow.
+
+Rounds and files of a run that MLflow missed while its store was down, sent later.
+
+Recording of a run: each step goes to the journal, to checkpoints and to MLflow; the end writes the outputs.
+"""
 
 from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, closing
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from glob import escape
 from os.path import commonprefix
 from pathlib import Path
@@ -13,21 +22,321 @@ from typing import Any, TypeVar
 
 from narrowcast.cluster.resources import check_address_of
 from narrowcast.experiment import Experiment, load_experiment, load_replicas
+from narrowcast.platform.config.files import command, flatten, read_limited, read_yaml, validate
+from narrowcast.platform.config.redaction import has_hidden
+from narrowcast.platform.config.run_fields import StoreAddress, Tracking, host_of, local_path
+from narrowcast.platform.config.trust import is_trusted
 from narrowcast.platform.contracts import Dataset
-from narrowcast.platform.errors import LearnedNothing, RunFailed, UserError
-from narrowcast.platform.interruption import uninterrupted
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.rounds import Rounds, lockstep
-from narrowcast.platform.state import Interrupted
-from narrowcast.runs.prepare import PreparedExperiment, load_data, prepare, prepare_lockstep, prepare_resume
-from narrowcast.runs.prepare_solve import PreparedSolve, are_solves, prepare_solves
-from narrowcast.runs.recordable import PreparedRun
-from narrowcast.runs.recorder import OnRound, recorded
-from narrowcast.runs.remarks import remarks
-from narrowcast.runs.run_folder import CONFIG, find_run, has_run
+from narrowcast.platform.errors import LearnedNothing, RunFailed, UnresumableFailure, UserError, remedy
+from narrowcast.platform.rounds.loop import Rounds, lockstep
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.state import Interrupted
+from narrowcast.platform.storage.checkpoint import prune_checkpoints, remove_checkpoints, save_checkpoint
+from narrowcast.platform.storage.disk import disk, remove_parts, remove_tree, writing
+from narrowcast.platform.storage.folder_files import own_file
+from narrowcast.platform.storage.host import host_time, uninterrupted
+from narrowcast.platform.storage.journal import Journal, locked
+from narrowcast.platform.storage.step import KeptState, Step
+from narrowcast.platform.tracking.cursor import Cursor
+from narrowcast.platform.tracking.metrics import RunTargetCost, SolveTargetCost
+from narrowcast.platform.tracking.sender import (
+    Sender,
+    check_store,
+    close_run,
+    monitor_system,
+    open_run,
+    reopen_run,
+    why_lost,
+)
+from narrowcast.runs.folder import (
+    CONFIG,
+    RESULT,
+    checkpoint_place,
+    find_run,
+    has_run,
+    remove_local_checkpoints,
+    write_config,
+)
+from narrowcast.runs.learning import remarks
+from narrowcast.runs.prepared import (
+    PreparedExperiment,
+    PreparedSolve,
+    are_solves,
+    load_data,
+    prepare,
+    prepare_lockstep,
+    prepare_resume,
+    prepare_solves,
+)
+from narrowcast.runs.recordable import PreparedRun, WriteOutputs
+from narrowcast.runs.solve_result import read_any_file
 from narrowcast.solve_run import Solve
 
+
+def closing_entries(result: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, float]]:
+    """Return the sha256 of the model or answer, and the costs of the targets, from the content of `result.json`."""
+    name, kind = ("answer_sha256", SolveTargetCost) if "answer_sha256" in result else ("model_sha256", RunTargetCost)
+    metrics = [kind.model_validate(each).metrics() for each in result["targets"]]
+    return {name: result[name]}, {key: cost for each in metrics for key, cost in each.items()}
+
+
 logger = logging.getLogger(__name__)
+_TIMEOUT_SECONDS = 3600.0
+
+
+def send_missing(folder: Path, uri: str | None) -> int:
+    """Send the rounds and files that the MLflow store lacks of a run; return the number of rounds sent.
+
+    `uri` overrides the store that the run started with. A store that does not have the run gets a new one, with all
+    rounds. Raise `UserError` if a password is needed and not given, `RunFailed` if the store stops answering.
+    """
+    store = StoreAddress(uri, "user") if uri else _store(folder)
+    if has_hidden(store.uri):
+        raise UserError(f"{folder} was tracked at {store.uri}, whose password is not kept; give it with --tracking-uri")
+    if store.named_by == "folder":
+        _check_place(folder, store)
+    with locked(folder):
+        check_store(store, f"give --tracking-uri {store.shown}")
+        cursor = _cursor(folder, store)
+        journal = Journal.open(folder)
+        sender = Sender(folder, store, cursor, journal)
+        finished = (folder / RESULT).is_file()
+        status = "FINISHED" if finished else cursor.status
+        tags, costs = closing_entries(read_any_file(folder).model_dump()) if finished else ({}, {})
+        if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, store, sender.cursor, tags, costs)):
+            raise RunFailed(f"the store at {store.shown} went down again; later run: {command('sync', folder)}")
+    return len(journal.rounds) - cursor.sent_rounds
+
+
+def _store(folder: Path) -> StoreAddress:
+    """Return the address of the environment, else that of the folder, which may be another person's.
+
+    What the folder says of credentials counts where the user trusts it.
+    """
+    if (own := Tracking().resolve(folder.parent)).named_by == "user":
+        return own
+    has_config, trusted = (folder / CONFIG).is_file(), is_trusted(folder)
+    known = Cursor.find(folder) if has_config else Cursor.load(folder)
+    saved = _tracking(folder)[0] if known is None or (trusted and has_config) else Tracking()
+    store = saved.model_copy(update={"uri": known.uri if known else saved.uri}).resolve(folder.parent)
+    if store.named_by == "user" and trusted:
+        return store
+    return replace(store, named_by="folder")
+
+
+def _check_place(folder: Path, store: StoreAddress) -> None:
+    """Raise `UserError` for a store that a folder may not name.
+
+    That is a database that would be made outside the folder's own place, and one whose driver would be called with
+    options of the folder's choice: some of these read files, or load libraries.
+    """
+    path = local_path(store.uri)
+    if path is None and host_of(store.uri) is None:
+        raise UserError(
+            f"{folder} was tracked at {store.shown}, a database, which is not opened by the word of a folder; give the "
+            "address with --tracking-uri"
+        )
+    if path is not None and not path.exists() and not path.is_relative_to(folder.parent.resolve()):
+        raise UserError(f"{folder} was tracked at {store.shown}, which is not there; give a store with --tracking-uri")
+
+
+def _cursor(folder: Path, store: StoreAddress) -> Cursor:
+    """Return the position in the run of the store, which is created if the store does not have it."""
+    cursor = Cursor.find(folder)
+    lost = why_lost(folder, store, cursor)
+    if cursor is not None and not lost:
+        return cursor
+    tracking, params = _tracking(folder)
+    tags, data = ({}, {}) if cursor is None else (cursor.tags, cursor.data)
+    new = open_run(folder, tracking, params, tags, data, store)
+    new = replace(new, status=cursor.status if cursor else new.status)
+    new.save(folder)
+    logger.warning("%s; its rounds go to a new run, %s", lost, new.run_id)
+    return new
+
+
+def _tracking(folder: Path) -> tuple[Tracking, dict[str, object]]:
+    """Return the settings of the store, and all settings of the run by dotted path, without importing its classes."""
+    path = own_file(folder, CONFIG)
+    if not path.is_file():
+        raise UserError(f"{folder} has no {CONFIG}, which its MLflow run is made from; give a run's folder")
+    values = read_yaml(read_limited(path), str(path))
+    return validate(Tracking, values.get("tracking") or {}, f"{path}: tracking"), flatten(values)
+
+
+OnRound = Callable[[Mapping[str, Any]], None]
+"""Called with the journal's row of each round or iteration, and the name of its `run`, once that is on disk."""
+
+
+@dataclass
+class Recorder:
+    """Writes the steps of one run, and its outputs at the end."""
+
+    prepared: PreparedRun
+    journal: Journal
+    sender: Sender
+    on_round: OnRound
+    watch: Callable[[Any], None]
+    write_outputs: WriteOutputs
+    """Has begun to draw what does not depend on the run, so it is made before the first step."""
+    state: KeptState
+    result: dict[str, Any] | None = None
+    log_seconds: float = 0.0
+
+    def write(self, outcome: Step) -> None:
+        """Write a step to the journal, its state to a checkpoint if one is due, then report the step."""
+        began = time.perf_counter()
+        if self.journal.append(outcome, int(host_time().wall() * 1000), self.log_seconds):
+            self.sender.notify()
+        if outcome.state is not None:
+            self.checkpoint(outcome.state)
+        self.on_round({"run": self.prepared.folder.name, **self.journal.row_of(outcome.step)})
+        self.watch(outcome)
+        self.log_seconds = time.perf_counter() - began
+
+    def checkpoint(self, state: KeptState) -> None:
+        """Write a checkpoint; raise `RunFailed` if it cannot be written, or if somebody has changed the journal."""
+        self.state, config = state, self.prepared.config
+        self.journal.check_file()
+        self.journal.sync()  # a resume from the checkpoint needs the steps before it
+        self._keep_config()
+        place = checkpoint_place(config, self.prepared.folder)
+        try:
+            save_checkpoint(
+                place, state, config.digest(), config.checkpoints_kept, data_sha256=self.prepared.input.digest
+            )
+        except OSError as error:
+            raise RunFailed(
+                f"cannot write a checkpoint to {place} ({error}); {remedy(error)}, then resume the run"
+            ) from error
+
+    def _keep_config(self) -> None:
+        """Write `config.yaml` again if somebody has removed it: without it there is no run to resume or to read."""
+        each = self.prepared
+        if not (each.folder / CONFIG).is_file():
+            logger.warning("%s was removed, and is written again", each.folder / CONFIG)
+            write_config(each.config, each.folder)
+
+    def finish(self, *, keep_checkpoints: bool = True) -> dict[str, Any]:
+        """Write the outputs, `result.json` last, without interruption; remove the checkpoints unless they are kept.
+
+        Raise `LearnedNothing` if the run has no result.
+        """
+        each = self.prepared
+        with uninterrupted():
+            self._keep_config()
+            self.result = self.write_outputs(self.journal, self.state, self.sender.cursor.run_id)
+            if keep_checkpoints:
+                place = checkpoint_place(each.config, each.folder)
+                with suppress(OSError):  # the run has its result
+                    prune_checkpoints(place, self.state, each.config.checkpoints_kept)
+            else:
+                remove_local_checkpoints(each.config, each.folder)
+        return self.result
+
+
+@contextmanager
+def recorded(prepared: PreparedRun, on_round: OnRound, *, monitored: bool = True) -> Iterator[Recorder]:
+    """Open the run's folder and its MLflow run, new or resumed, and close both however the block ends.
+
+    Raise `RunFailed` if the disk is full, or fails.
+    """
+    with writing(prepared.folder, "resume the run"):
+        yield from _recorded(prepared, on_round, monitored)
+
+
+def _recorded(prepared: PreparedRun, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
+    folder = prepared.folder
+    if prepared.resuming:
+        with locked(folder):
+            yield from _recording(prepared, _reopened(prepared), on_round, monitored)
+        return
+    try:
+        disk().make_folder(folder)
+        disk().sync(folder.parent)
+    except FileExistsError:
+        raise UserError(f"another run has just taken {folder}; start this one again") from None
+    try:
+        cursor = _opened(prepared)
+    except BaseException:
+        disk().remove_folder(folder)
+        raise
+    with locked(folder):
+        yield from _recording(prepared, cursor, on_round, monitored)
+
+
+def _opened(prepared: PreparedRun) -> Cursor:
+    """Create the MLflow run."""
+    config = prepared.config
+    params = flatten(config.plain())
+    return open_run(prepared.folder, config.tracking, params, prepared.tags(), prepared.input, prepared.store)
+
+
+def _reopened(prepared: PreparedRun) -> Cursor:
+    """Continue the MLflow run; if the store does not have it any more, create one that gets the rounds so far too."""
+    folder, store = prepared.folder, prepared.store
+    cursor = Cursor.find(folder)
+    lost = why_lost(folder, store, cursor)
+    if cursor is not None and not lost:
+        reopen_run(store, cursor.run_id)
+        return replace(cursor, closed=False)
+    cursor = _opened(prepared)
+    logger.warning("%s; its rounds go to a new run, %s", lost, cursor.run_id)
+    return cursor
+
+
+def _recording(prepared: PreparedRun, cursor: Cursor, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
+    """Record a run whose MLflow run is open, and close that whatever is raised.
+
+    A new run leaves no folder if it fails before its first checkpoint, or before its first step by what a resume would
+    repeat.
+    """
+    config, folder, store = prepared.config, prepared.folder, prepared.store
+    recorder: Recorder | None = None
+    sender: Sender | None = None
+    stop_monitor: Callable[[], None] | None = None
+    resumable, interrupted, refused = prepared.resuming, False, True
+    try:
+        remove_parts(folder)
+        cursor.save(folder)
+        prepared.keep_inputs()
+        write_config(config, folder)
+        journal = Journal.open(folder, prepared.state.step)
+        watch, write_outputs = prepared.watch(journal), prepared.begin_outputs()
+        sender = Sender(folder, store, cursor, journal)
+        measured = monitored and config.tracking.system_metrics
+        stop_monitor = monitor_system(store, cursor.run_id, enabled=measured, resume=prepared.resuming)
+        recorder = Recorder(prepared, journal, sender, on_round, watch, write_outputs, prepared.state)
+        if not prepared.state.step:
+            recorder.checkpoint(prepared.state)
+        resumable = True
+        yield recorder
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        refused = isinstance(error, UserError | UnresumableFailure)
+        raise
+    finally:
+        result = None if recorder is None else recorder.result
+        status = "FINISHED" if result else "KILLED" if interrupted else "FAILED"
+        last_tags, costs = closing_entries(result) if result else ({}, {})
+        closed = False
+        try:
+            if stop_monitor is not None:
+                stop_monitor()
+            sent = sender is None or sender.close(config.tracking.flush_seconds, status)
+            last = replace(cursor, status=status) if sender is None else sender.cursor
+            closed = sent and close_run(folder, store, last, {**prepared.tags(), **last_tags}, costs)
+        finally:  # also if this is interrupted
+            if refused and not prepared.resuming and not (recorder is not None and recorder.journal.rounds):
+                resumable = False
+                with suppress(OSError, UserError):
+                    remove_checkpoints(checkpoint_place(config, folder))
+            if not resumable:
+                remove_tree(folder)
+            elif not closed:
+                logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)
+
+
 _NAMES_SHOWN = 3
 Prepared = Sequence[PreparedExperiment] | Sequence[PreparedSolve]
 """The runs of one command, of one kind."""

@@ -1,6 +1,8 @@
 """A finished solve, read from its folder: metrics, times, iterations, figures and the answer.
 
 Reading executes no code: the table is Parquet, the answer is safetensors.
+
+Reading a finished run of any kind, an experiment or a solve.
 """
 
 from __future__ import annotations
@@ -13,20 +15,17 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 
-from narrowcast.platform.atomic_files import read_tensors
-from narrowcast.platform.config import validate_result
+from narrowcast.platform.config.files import validate_result
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.json_files import read_json
-from narrowcast.platform.links import own_file
-from narrowcast.platform.step import ITERATION
-from narrowcast.platform.tracking import curves, units
-from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
-from narrowcast.platform.tracking.targets import SolveTargetCost
+from narrowcast.platform.storage.disk import read_tensors
+from narrowcast.platform.storage.folder_files import own_file, read_json
+from narrowcast.platform.storage.step import ITERATION
+from narrowcast.platform.tracking import metrics, units
+from narrowcast.platform.tracking.metrics import SolveTargetCost, format_metric, metric_label
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.array_file import ModelFormat, write_arrays
-from narrowcast.runs.finished_run import FinishedRun, RunFile
-from narrowcast.runs.run_folder import ANSWER, ITERATIONS, RESULT, saved_config
-from narrowcast.runs.run_table import finish_advice, first_line, read_table
+from narrowcast.runs.finished_run import FinishedRun, ModelFormat, RunFile, write_arrays
+from narrowcast.runs.folder import ANSWER, ITERATIONS, RESULT, finish_advice, first_line, read_table, saved_config
+from narrowcast.runs.result import Result, ResultFile, load_result, read_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +103,7 @@ class SolveResult(FinishedRun[SolveFile]):
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures by name: error_iteration and error_time."""
-        from narrowcast.platform.tracking.solve_figures import solve_figures  # imports Matplotlib
+        from narrowcast.platform.tracking.figures import solve_figures  # imports Matplotlib
 
         return solve_figures(self.history, f"{self.name}: {self.file.solver} on {self.file.problem}")
 
@@ -162,10 +161,20 @@ def load_solve_result(folder: Path) -> SolveResult:
     """Read a finished solve; raise `UserError` that says what is wrong with its folder."""
     file = read_solve_file(folder / RESULT)
     history = read_table(folder / ITERATIONS, (ITERATION, "residual", "solver_seconds"))
-    last = int(curves.column(history, ITERATION).max(initial=0))
+    last = int(metrics.column(history, ITERATION).max(initial=0))
     if last != file.iterations:
         raise UserError(
             f"{folder}: {ITERATIONS} ends at iteration {last} and {RESULT} at iteration {file.iterations}, so it is "
             f"no finished solve; {finish_advice(folder)}"
         )
     return SolveResult(folder, file, history)
+
+
+def load_any(folder: Path) -> Result | SolveResult:
+    """Return the result in a run's folder; raise `UserError` if there is none."""
+    return load_solve_result(folder) if is_solve_folder(folder) else load_result(folder)
+
+
+def read_any_file(folder: Path) -> ResultFile | SolveFile:
+    """Return the content of `result.json` alone; raise `UserError` if it is damaged."""
+    return read_solve_file(folder / RESULT) if is_solve_folder(folder) else read_result(folder / RESULT)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from narrowcast.platform import plugins
-from narrowcast.platform.contract_checks import (
+from narrowcast.platform.config import plugins
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.rounds.contract_checks import (
     check_arrays,
     check_broadcast,
     check_final,
@@ -24,7 +25,6 @@ from narrowcast.platform.contract_checks import (
     method_of,
     naming,
 )
-from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 
 if TYPE_CHECKING:

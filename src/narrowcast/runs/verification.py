@@ -1,26 +1,236 @@
-"""Verification of a run's folder: what its files say of one another, and what a repetition says of them."""
+"""Verification of a run's folder: what its files say of one another, and what a repetition says of them.
+
+Verification of a solve: its files agree, its answer has the metrics of the journal, iterations can be repeated.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from safetensors import SafetensorError
 
 from narrowcast.packaged import names_solve
-from narrowcast.platform import plugins
-from narrowcast.platform.config import read_yaml
+from narrowcast.platform.config import plugins
+from narrowcast.platform.config.files import read_limited, read_yaml
+from narrowcast.platform.config.plugins import said
+from narrowcast.platform.config.trust import is_looking, looking, remedy
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.plugins import said
-from narrowcast.platform.tracking.journal import ROUNDS, Journal, read_locked
-from narrowcast.platform.trust import is_looking, looking, remedy
-from narrowcast.platform.yaml_limits import read_limited
-from narrowcast.runs.checks import Check, difference, table_problem
-from narrowcast.runs.journal_sums import clients_problem, iterations_problem, rounds_problem
-from narrowcast.runs.repetition import Budget
-from narrowcast.runs.run_folder import CONFIG, ITERATIONS, RESULT
-from narrowcast.runs.run_verification import verify_run
-from narrowcast.runs.solve_verification import verify_solve
+from narrowcast.platform.solving import Problem, SolveState, Status, begin, end_of, iterations
+from narrowcast.platform.storage.checkpoint import Saved, read_checkpoints
+from narrowcast.platform.storage.disk import read_tensors
+from narrowcast.platform.storage.journal import ROUNDS, Journal, evaluation, read_locked, step_of
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.types import Arrays
+from narrowcast.runs.checks import (
+    Budget,
+    Check,
+    Leg,
+    arrays_problem,
+    clients_problem,
+    coverage,
+    data_check,
+    difference,
+    iterations_problem,
+    legs_of,
+    measured_check,
+    rounds_problem,
+    table_problem,
+)
+from narrowcast.runs.folder import ANSWER, CONFIG, ITERATIONS, RESULT, checkpoint_place, saved_config
+from narrowcast.runs.outputs import answer_sha256, baselines_entry, solve_labels, solve_measures
+from narrowcast.runs.run_verification import UNPROVABLE, label_checks, read_result, verify_run
+from narrowcast.runs.solve_result import SolveFile
+from narrowcast.solve_run import Solve, load_solve
+
+_OF_THE_CLOCK = f"milliseconds of the solver: their sums agree, and no file proves them; {UNPROVABLE}"
+
+
+def _problem_of(solve: Solve) -> Problem:
+    return solve.problem_source.load()
+
+
+def verify_solve(folder: Path, budget: Budget, load: Callable[[Solve], Problem] = _problem_of) -> Iterator[Check]:
+    """Yield the checks of a solve, whose problem `load` returns."""
+    solve = load_solve(saved_config(folder))
+    saved = list(read_checkpoints(checkpoint_place(solve, folder), SolveState))
+    yield from _SolveVerification(folder, solve, load(solve), Journal.read(folder), saved)(budget)
+
+
+@dataclass
+class _SolveVerification:
+    folder: Path
+    solve: Solve
+    problem: Problem
+    journal: Journal
+    saved: list[Saved[SolveState]]
+    last: SolveState | None = None
+    """The state after the last iteration, once it is known."""
+
+    def __call__(self, budget: Budget) -> Iterator[Check]:
+        compared = f"the checksums of {len(self._rows)} iterations"
+        yield Check("journal", compared, self.journal.lines.problem)
+        yield Check("sums", "times of the iterations", iterations_problem(self.journal.rounds))
+        for saved in self.saved:
+            yield self._checkpoint(saved)
+        result, problem = read_result(self.folder, SolveFile)
+        yield (its_problem := self._data(result))
+        if its_problem.problem:
+            yield Check("iterations and outputs", skipped="they cannot be repeated with different data")
+            return
+        self.last = self._states.get(self.journal.last_step)
+        yield from self._iterations(budget)
+        if result is None:
+            yield Check(RESULT, skipped="" if problem else "the solve is not finished", problem=problem)
+        elif not self._rows:
+            yield Check(RESULT, problem="the journal has no intact iterations")
+        else:
+            yield self._table()
+            yield from self._result(result)
+            yield from self._answer(result)
+        yield Check("the rest", skipped=_OF_THE_CLOCK)
+
+    @cached_property
+    def _rows(self) -> dict[int, Mapping[str, Any]]:
+        """The rows of the journal by iteration."""
+        return {step_of(row): row for row in self.journal.rounds}
+
+    @cached_property
+    def _states(self) -> dict[int, SolveState]:
+        """The states of the checkpoints by iteration."""
+        return {each.state.step: each.state for each in self.saved if each.state is not None}
+
+    def _data(self, result: Mapping[str, Any] | None) -> Check:
+        recorded = {f"the checkpoint of iteration {each.step}": each.data_sha256 for each in self.saved}
+        recorded |= {} if result is None else {RESULT: result["problem_sha256"]}
+        recorded = {file: sha256 for file, sha256 in recorded.items() if sha256}
+        return replace(data_check(recorded, self.problem), subject="problem")
+
+    def _checkpoint(self, saved: Saved[SolveState]) -> Check:
+        subject = f"checkpoint of iteration {saved.step}"
+        compared = "sha256 of the file; configuration, residual and time against config.yaml and the journal"
+        if saved.state is None:
+            return Check(subject, compared, saved.problem)
+        if saved.digest != self.solve.digest():
+            return Check(subject, compared, f"its configuration is not that of {CONFIG}")
+        if saved.state.step != saved.step:
+            return Check(subject, compared, f"its state is that of iteration {saved.state.step}")
+        if not saved.step:
+            return Check(subject, compared)
+        row = self._rows.get(saved.step, {})
+        its = {"residual": saved.state.residual, "solver_seconds": saved.state.solver_seconds}
+        return Check(subject, compared, difference(its, {name: row.get(name) for name in its}))
+
+    def _iterations(self, budget: Budget) -> Iterator[Check]:
+        """Repeat iterations within the budget, and say which part of all that is."""
+        if not (recorded := list(self._rows)):
+            return
+        count = budget.count(recorded[-1], self.journal.rounds[-1]["wall_seconds"])
+        legs = legs_of(recorded, {0, *self._states} if count else (), count, budget.draws())
+        for leg in legs:
+            yield self._repeated(leg)
+        yield coverage(legs, recorded, "iterations", budget)
+
+    def _repeated(self, leg: Leg) -> Check:
+        """Repeat iterations in this process; compare those that were recorded, and the state after them."""
+        where = f"the checkpoint of iteration {leg.origin}" if leg.origin else "the start"
+        subject, compared = (
+            f"iterations {leg.origin + 1} to {leg.last}",
+            f"repeated from {where}: residuals and metrics",
+        )
+        state = self._states.get(leg.origin) or begin(self.problem, self.solve.solver, self.solve.seed)
+        stopping = _AsRecorded(leg.last, self.solve.tolerance, self._rows)
+        reached, end = leg.origin, None
+        with closing(iterations(self.problem, self.solve.solver, stopping, state)) as steps:
+            for each in steps:
+                reached, row = each.step, self._rows.get(each.step, {})
+                names = {"residual", *evaluation(row)}
+                found = {"residual": each.residual, **each.metrics}
+                if wrong := difference(found, {name: row[name] for name in row if name in names}):
+                    return Check(subject, compared, f"iteration {each.step}: repeated, {wrong}")
+                end = each.state
+        if reached != leg.last or end is None:
+            return Check(subject, compared, f"repeated, the solve ends at iteration {reached}")
+        if reached == self.journal.last_step:
+            self.last = end
+        if (kept := self._states.get(reached)) is None:
+            return Check(subject, compared)
+        wrong = arrays_problem(kept.arrays, end.arrays, "the iterations before")
+        wrong = wrong or difference({"status": kept.status}, {"status": end.status})
+        compared += f", and the checkpoint of iteration {reached}"
+        return Check(subject, compared, wrong and f"its checkpoint differs: {wrong}")
+
+    def _table(self) -> Check:
+        path = self.folder / ITERATIONS
+        return Check(ITERATIONS, "each value against the journal", table_problem(path, self.journal.rounds_table()))
+
+    def _result(self, result: Mapping[str, Any]) -> Iterator[Check]:
+        its = solve_measures(self.journal, self.solve)
+        wrong = difference(result, its) or self._other_end(result["stopped_by"])
+        yield Check(RESULT, "iterations, metrics, best values, targets, times and end against the journal", wrong)
+        expected = solve_labels(self.solve, self.problem)
+        baselines = {"baselines": {}} | baselines_entry(self.problem)
+        of = f"{CONFIG} and the problem"
+        yield from label_checks(result, self.solve.name, expected, baselines, of)
+
+    def _other_end(self, stopped_by: str) -> str:
+        """Return whether a solve cannot have been ended by what it says, in words."""
+        row = self.journal.rounds[-1]
+        state = self.last or SolveState(step_of(row), {}, row["solver_seconds"], row["residual"])
+        state = replace(state, solver_seconds=row["solver_seconds"])  # a repetition has a time of its own
+        possible = [end_of(self.solve, state) or "an end by the solver itself"]
+        if self.last is None:
+            possible += sorted(set(get_args(Status)) - {"running", "diverged"})
+        return "" if stopped_by in possible else f"stopped_by is {stopped_by}, not {' or '.join(possible)}"
+
+    def _answer(self, result: Mapping[str, Any]) -> Iterator[Check]:
+        """Compare the answer with the last state, measure it, and compare its sha256."""
+        try:
+            answer: Arrays = read_tensors(self.folder / ANSWER)[0]
+        except (SafetensorError, OSError) as error:
+            yield Check(ANSWER, "each array, and its metrics", f"unreadable ({error})")
+            return
+        wrong, compared = "", f"its sha256 against {RESULT}"
+        if self.last is not None:
+            compared = f"each array against the last state, and its sha256 against {RESULT}"
+            wrong = arrays_problem(answer, self.solve.solver.answer(self.last.arrays))
+        if not wrong and (found := answer_sha256(answer)) != result["answer_sha256"]:
+            wrong = f"{RESULT} has the answer_sha256 {result['answer_sha256']}, the answer {found}"
+        yield Check(ANSWER, compared, wrong)
+        if not wrong:
+            with one_thread():
+                metrics = self.problem.measure(answer)
+            there = evaluation(self.journal.rounds[-1])
+            yield measured_check("the answer's metrics", "measured again: each metric of the last row", metrics, there)
+
+
+@dataclass(frozen=True)
+class _AsRecorded:
+    """Ends after `iterations`, and records and measures what the journal has, whatever the configuration says now."""
+
+    iterations: int
+    tolerance: float | None
+    rows: Mapping[int, Mapping[str, Any]]
+    solver_seconds: float | None = None
+
+    def records(self, iteration: int) -> bool:
+        """Return whether the journal has this iteration."""
+        return iteration in self.rows
+
+    def evaluates(self, iteration: int) -> bool:
+        """Return whether the journal has metrics of this iteration."""
+        return bool(evaluation(self.rows.get(iteration, {})))
+
+    def keeps(self, iteration: int, seconds: float) -> bool:
+        """Return False: the state at the end is returned anyway."""
+        del iteration, seconds
+        return False
+
 
 _OF_FILES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 """Errors of comparisons with files that are missing, or that the platform does not write."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import Field
 
-from narrowcast.platform.section import Section
-from narrowcast.platform.tracking.metric_labels import metric_label
-from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.tracking.figures import COLOURS, new_figure
+from narrowcast.platform.tracking.metrics import metric_label
 from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows

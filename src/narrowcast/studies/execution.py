@@ -9,14 +9,13 @@ from typing import Any
 
 from narrowcast.packaged import names_solve
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.iterations import begin, iterations
-from narrowcast.platform.models.matrix_factorisation import USER_FACTORS, MatrixFactorisation
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.rounds import lockstep
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import RunState, start
-from narrowcast.runs.solve_outputs import answer_sha256
+from narrowcast.platform.models.factorisation import USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import lockstep
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.state import Run, RunState, start
+from narrowcast.platform.solving import begin, iterations
+from narrowcast.runs.outputs import answer_sha256
 from narrowcast.solve_run import load_solve
 from narrowcast.studies.results import COUNTS, METRICS
 from narrowcast.studies.spec import BASELINES, RunSpec

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from narrowcast.platform.tracking.run_plots import BLUE, ORANGE
+from narrowcast.platform.tracking.figures import BLUE, ORANGE
 
 
 def draw_seed_means(axes: Axes, places: Sequence[float], by_seed: Sequence[Sequence[float]], **style: Any) -> None:

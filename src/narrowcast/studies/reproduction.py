@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.tracking.mlflow_run import check_store
-from narrowcast.platform.tracking.run_plots import METRICS
+from narrowcast.platform.tracking.figures import METRICS
+from narrowcast.platform.tracking.sender import check_store
 from narrowcast.platform.tracking.units import format_percent, format_seconds
-from narrowcast.runs.run_folder import make_writable
+from narrowcast.runs.folder import make_writable
 from narrowcast.studies.recorded import ReproductionRun, run_all
 from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable
 from narrowcast.studies.targets import Target

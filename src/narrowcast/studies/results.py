@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.studies.spec import RunSpec, digest_of
 
 METRICS = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowcast.runs.run_folder import make_writable
+from narrowcast.runs.folder import make_writable
 from narrowcast.studies.queue import Plan, Queue, work
 from narrowcast.studies.results import Rows, merge, read_rows
 from narrowcast.studies.spec import Results, RunSpec

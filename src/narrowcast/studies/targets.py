@@ -16,10 +16,9 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from narrowcast.platform.config import read_yaml, suggest, validate
+from narrowcast.platform.config.files import Section, read_yaml, suggest, validate
+from narrowcast.platform.config.plugins import said
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.plugins import said
-from narrowcast.platform.section import Section
 from narrowcast.studies.comparison import Comparison
 from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable, Table
 

@@ -17,8 +17,8 @@ from optuna.pruners import (
 from optuna.trial import Trial, TrialState
 from pydantic import ConfigDict, Field, model_validator
 
-from narrowcast.platform.kinds import Registry
-from narrowcast.platform.section import Section
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.kinds import Registry
 
 Direction = Literal["maximize", "minimize"]
 Point = tuple[int, float]

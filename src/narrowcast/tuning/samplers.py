@@ -15,12 +15,12 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler,
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field
 
-from narrowcast.platform.kinds import Registry, optional
-from narrowcast.platform.section import Section
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.kinds import Registry, optional
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.threads import one_thread
+from narrowcast.platform.storage.threads import one_thread
 from narrowcast.tuning.space import Space
-from narrowcast.tuning.trial_record import counts, is_drawn
+from narrowcast.tuning.trials import counts, is_drawn
 
 
 class Sampler(Protocol):

@@ -13,11 +13,10 @@ from optuna import Trial
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from narrowcast.experiment import Experiment
-from narrowcast.platform.config import suggest
+from narrowcast.platform.config.fields import role_of
+from narrowcast.platform.config.files import Section, suggest
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.field_roles import role_of
-from narrowcast.platform.kinds import optional
-from narrowcast.platform.section import Section
 
 _NEAR = 0.05
 """Share of a continuous range that counts as its end."""

@@ -19,10 +19,10 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, Jour
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
-from narrowcast.platform.disk import disk, make_folders
+from narrowcast.platform.config.redaction import check_address, hide_secrets, redact
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.interruption import uninterrupted
-from narrowcast.platform.redaction import check_address, hide_secrets, redact
+from narrowcast.platform.storage.disk import disk, make_folders
+from narrowcast.platform.storage.host import uninterrupted
 
 logger = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.ERROR)

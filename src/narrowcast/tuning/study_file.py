@@ -14,20 +14,25 @@ from typing import Any
 from pydantic import Field
 
 from narrowcast import packaged
-from narrowcast.platform import plugins
-from narrowcast.platform.config import not_a_mapping, plugin_folders, read_yaml, validate
+from narrowcast.platform.config import plugins
+from narrowcast.platform.config.fields import Name
+from narrowcast.platform.config.files import (
+    Defaults,
+    Section,
+    apply_overrides,
+    not_a_mapping,
+    plugin_folders,
+    read_yaml,
+    set_value,
+    validate,
+)
+from narrowcast.platform.config.kinds import plain_values
+from narrowcast.platform.config.redaction import redact_values
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import plain_values
-from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
-from narrowcast.platform.patterns import Name
-from narrowcast.platform.redaction import redact_values
-from narrowcast.platform.section import Section
-from narrowcast.platform.tracking.metric_direction import Declared
-from narrowcast.tuning.experiment_subject import ExperimentSubject
-from narrowcast.tuning.solve_subject import SolveSubject
+from narrowcast.platform.tracking.metrics import Declared
+from narrowcast.tuning.settings import StudySettings
 from narrowcast.tuning.space import Dimension, Space
-from narrowcast.tuning.study_settings import StudySettings
-from narrowcast.tuning.subject import Subject
+from narrowcast.tuning.subject import ExperimentSubject, SolveSubject, Subject
 
 PACKAGED = packaged.STUDIES
 _OF_RUNS = {"data", "algorithm"}

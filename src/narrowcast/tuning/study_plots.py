@@ -21,18 +21,16 @@ from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 from plotly import graph_objects
 
-from narrowcast.platform.atomic_files import write_atomically
-from narrowcast.platform.disk import disk, make_folders
-from narrowcast.platform.tracking.metric_direction import Declared
-from narrowcast.platform.tracking.metric_labels import is_share, metric_label
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, log_axis, new_figure
+from narrowcast.platform.storage.disk import disk, make_folders, write_atomically
+from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, VERMILLION, log_axis, new_figure
+from narrowcast.platform.tracking.metrics import Declared, is_share, metric_label
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, axis_unit
 from narrowcast.platform.types import FloatArray
-from narrowcast.tuning.selection import is_logarithmic, pareto_front
+from narrowcast.tuning.result import is_logarithmic, pareto_front
+from narrowcast.tuning.settings import COSTS
 from narrowcast.tuning.space import Choice
 from narrowcast.tuning.study_file import StudyFile
-from narrowcast.tuning.study_settings import COSTS
-from narrowcast.tuning.trial_record import TrialRecord
+from narrowcast.tuning.trials import TrialRecord
 
 _FEWEST_FOR_IMPORTANCE, _MANY_FOR_IMPORTANCE = 4, 20
 _BLUES, _REDS = [[0.0, "#9ecae1"], [1.0, "#08306b"]], [[0.0, "#fcae91"], [1.0, "#67000d"]]

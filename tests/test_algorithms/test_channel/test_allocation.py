@@ -10,12 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from narrowcast.algorithms.channel.allocation import Allocation, Equal, MaxMin, MinError, Proportional
-from narrowcast.algorithms.channel.decomposition import affordable, least_error
-from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
-from narrowcast.algorithms.channel.error_curves import ErrorCurves, Shares
+from narrowcast.algorithms.channel.allocation import (
+    Allocation,
+    Equal,
+    MaxMin,
+    MinError,
+    Proportional,
+    affordable,
+    least_error,
+    whole_points,
+)
+from narrowcast.algorithms.channel.curves import DistortionCurves, ErrorCurves, Shares
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
-from narrowcast.algorithms.channel.rounding import whole_points
 from narrowcast.platform.errors import UserError
 from regions_by_hand import (
     Array,

@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from narrowcast.algorithms.channel.channel_random import block_of, exponentials, normals, uniforms
-from narrowcast.algorithms.channel.downlink import BroadcastLink, Unicast
-from narrowcast.algorithms.channel.fixed import Fixed, LogNormalRates
-from narrowcast.algorithms.channel.links import Channel, Links
-from narrowcast.algorithms.channel.rayleigh import Rayleigh
-from narrowcast.algorithms.channel.regions import GaussianRegion, Independent
-from narrowcast.algorithms.channel.shared_band import MultipleAccess, RateTable
-from narrowcast.algorithms.channel.single_user import SingleUser
-from narrowcast.algorithms.channel.table_region import TableRegion
-from narrowcast.algorithms.channel.trace import Trace
+from narrowcast.algorithms.channel.fading import MultipleAccess, RateTable, Rayleigh, SingleUser
+from narrowcast.algorithms.channel.given import Fixed, LogNormalRates, Trace
+from narrowcast.algorithms.channel.links import Channel, Links, block_of, exponentials, normals, uniforms
+from narrowcast.algorithms.channel.radio import BroadcastLink, Unicast
+from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, TableRegion
 from narrowcast.catalog import ALLOCATIONS, CHANNELS, DOWNLINKS
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import IntArray, Profiles

@@ -10,12 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from narrowcast.algorithms.channel.allocation import Equal, MaxMin, MinError, Proportional
-from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
+from narrowcast.algorithms.channel.curves import DistortionCurves
+from narrowcast.algorithms.channel.fading import MultipleAccess, Rayleigh
 from narrowcast.algorithms.channel.links import Links
 from narrowcast.algorithms.channel.radio import CellRadio
-from narrowcast.algorithms.channel.rayleigh import Rayleigh
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains, undecodable
-from narrowcast.algorithms.channel.shared_band import MultipleAccess
 from narrowcast.platform.contracts import RateDistortion
 from narrowcast.platform.types import IntArray, Profiles
 from regions_by_hand import Array, base_inside, capacity, gaussian, subsets, table

@@ -9,8 +9,8 @@ from narrowcast.algorithms.channel import joint
 from narrowcast.algorithms.channel.joint import Choices, head_bits, symbol_bits
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.entropy import Entropy
+from narrowcast.algorithms.codecs.low_rank import draw_basis
 from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.algorithms.codecs.random_basis import draw_basis
 
 ROWS, DIMENSION = 900, 32
 

@@ -9,11 +9,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import narrowcast as nc
-from narrowcast.algorithms.channel.located_rayleigh import LocatedRayleigh
-from narrowcast.algorithms.sdp.lifted_stress import LiftedStress
-from narrowcast.algorithms.sdp.sensor_localisation import SensorLocalisation
+from narrowcast.algorithms.channel.fading import LocatedRayleigh
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Profiles
+from narrowcast.solves.localisation import LiftedStress, SensorLocalisation
 
 
 def profiles(clients: list[int]) -> Profiles:

@@ -10,28 +10,25 @@ import pytest
 from digits import digits
 from digits import make_task as make_network
 from narrowcast.algorithms.channel.allocation import Equal, MinError
-from narrowcast.algorithms.channel.downlink import BroadcastLink
-from narrowcast.algorithms.channel.fixed import Fixed, LogNormalRates
-from narrowcast.algorithms.channel.radio import CellRadio
-from narrowcast.algorithms.channel.rayleigh import Rayleigh
+from narrowcast.algorithms.channel.fading import MultipleAccess, Rayleigh
+from narrowcast.algorithms.channel.given import Fixed, LogNormalRates
+from narrowcast.algorithms.channel.radio import BroadcastLink, CellRadio
 from narrowcast.algorithms.channel.regions import contains
-from narrowcast.algorithms.channel.shared_band import MultipleAccess
 from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.rank_policy import ChannelRank
-from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
+from narrowcast.algorithms.federated.shared_basis import ChannelRank
 from narrowcast.experiment import build_experiment
-from narrowcast.platform.allocation_bits import CHANNEL_STATE_BITS, EXAMPLES_BITS, GRANT_BITS
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
-from narrowcast.platform.simulation.clock import Clock
+from narrowcast.platform.rounds.closing import CHANNEL_STATE_BITS, EXAMPLES_BITS, GRANT_BITS
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.fleet import Clock
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 from per_client import make_task, synthetic
 from running import local
 

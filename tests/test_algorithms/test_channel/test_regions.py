@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
-from narrowcast.algorithms.channel.table_region import TableRegion
+from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, TableRegion, contains
 from narrowcast.platform.errors import UserError
 from regions_by_hand import base_inside, capacity, gaussian, subsets, table, worst_excess
 

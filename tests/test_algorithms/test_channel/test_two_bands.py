@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import narrowcast as nc
-from narrowcast.algorithms.channel.cohort_split import lost_rates, split_cohort, within
-from narrowcast.algorithms.channel.interference_region import InterferenceRegion
-from narrowcast.algorithms.channel.two_bands import TwoBands
+from narrowcast.algorithms.channel.regions import InterferenceRegion
+from narrowcast.algorithms.channel.two_bands import TwoBands, lost_rates, split_cohort, within
 from narrowcast.laws.radio_laws import profiles_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray

@@ -6,7 +6,7 @@ import constriction
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.codecs.ans import AnsDecoder, AnsEncoder, bounds_of
+from narrowcast.algorithms.codecs.entropy import AnsDecoder, AnsEncoder, bounds_of
 
 Stream = tuple[np.ndarray, int, np.ndarray]
 

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from chains import CHAINS, EXACT, Array, codec, round_trip, shapes_of
-from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
-from narrowcast.algorithms.codecs.stage import LARGEST_VALUE, UnsendableUpdateError
-from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.codecs.chain import LARGEST_VALUE, Codec, EncodedUpdate, Stages, UnsendableUpdateError
 from narrowcast.catalog import CODECS
-from narrowcast.platform.config import validate
+from narrowcast.platform.config.files import validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
 

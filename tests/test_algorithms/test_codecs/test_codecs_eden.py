@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from chains import Array, codec, error, round_trip
-from narrowcast.algorithms.codecs.eden import centroids, distortion
-from narrowcast.algorithms.codecs.rotation import rotate, rotate_back, rotated_shapes
-from narrowcast.algorithms.codecs.stage import stream
+from narrowcast.algorithms.codecs.chain import stream
+from narrowcast.algorithms.codecs.eden import centroids, distortion, rotate, rotate_back, rotated_shapes
 from narrowcast.platform.seeds import uniform_bits
 
 # Max, IRE Transactions on Information Theory 1960, table I: mean squared errors of 2, 3, 4, 8 and 16 output levels.

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from chains import CHAINS, Array, codec, error, matrix, quantise, round_trip, shapes_of
-from narrowcast.algorithms.codecs.error_feedback import MEMORY, memory_of_rows, with_memory_of_rows
-from narrowcast.algorithms.codecs.power_sgd import WARM
-from narrowcast.algorithms.codecs.svd import iterated_svd, truncated_svd
+from narrowcast.algorithms.codecs.low_rank import WARM, iterated_svd, truncated_svd
+from narrowcast.algorithms.codecs.sparsify import MEMORY, memory_of_rows, with_memory_of_rows
 from narrowcast.platform.seeds import generator
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from chains import Array, codec, quantise, round_trip
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.packing import packed_bytes
-from narrowcast.algorithms.codecs.stage import stream
+from narrowcast.algorithms.codecs.chain import Codec, stream
+from narrowcast.algorithms.codecs.wire import packed_bytes
 from narrowcast.platform.seeds import uniform_bits
 from narrowcast.platform.types import PayloadError
 

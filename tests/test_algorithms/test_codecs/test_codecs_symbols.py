@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from chains import Array, codec, quantise, shapes_of
 from narrowcast.algorithms.codecs.entropy import Entropy
-from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
-from narrowcast.algorithms.codecs.wire import Reader, varint
+from narrowcast.algorithms.codecs.wire import Reader, pack, packed_bytes, unpack, varint
 from narrowcast.platform.types import PayloadError
 
 always_the_same = settings(derandomize=True, max_examples=300, deadline=None, database=None)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import Array, codec, round_trip, shapes_of
-from narrowcast.algorithms.codecs.indices import max_index_bytes, read_indices, write_indices
-from narrowcast.algorithms.codecs.wire import Reader
+from narrowcast.algorithms.codecs.wire import Reader, max_index_bytes, read_indices, write_indices
 from narrowcast.platform.types import PayloadError
 
 

@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 from coded_round import COARSE, EXAMPLES, FINE, train
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows, encode_rows
-from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
-from narrowcast.algorithms.codecs.svd import SVD
-from narrowcast.algorithms.codecs.topk import TopK
-from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.codecs.low_rank import SVD
+from narrowcast.algorithms.codecs.messages import RowUpdate, decode_rows, encode_rows
+from narrowcast.algorithms.codecs.sparsify import ErrorFeedback, TopK
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.local_training.batches import SharedNegatives, draw_batches
-from narrowcast.algorithms.local_training.cohort import RowCohort
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
+from narrowcast.algorithms.local_training.factorisation import RowCohort
+from narrowcast.algorithms.local_training.negatives import SharedNegatives, draw_batches
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.population import Population
+from narrowcast.platform.rounds.state import Population
 from narrowcast.platform.types import Chunk, PayloadError
 from per_client import make_task, synthetic
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chains import Array, codec, error, quantise, round_trip
-from narrowcast.algorithms.codecs.stage import stream
+from narrowcast.algorithms.codecs.chain import stream
 from narrowcast.platform.seeds import uniform_bits
 
 

@@ -7,20 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narrowcast.algorithms.codecs.message_header import HEADER_BYTES, MessageHeader, MessageKind
-from narrowcast.algorithms.codecs.rows import RowsPayload
-from narrowcast.algorithms.codecs.wire import varint
-from narrowcast.algorithms.federated import fedmf, low_rank_rows
-from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.client.row_uploads import RowSending, TrainRows, train_and_send_rows
+from narrowcast.algorithms.codecs.messages import RowsPayload
+from narrowcast.algorithms.codecs.wire import HEADER_BYTES, MessageHeader, MessageKind, varint
+from narrowcast.algorithms.federated import fedmf, low_rank
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.rank_policy import BandwidthRank
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.federated.shared_basis import draw_components
-from narrowcast.algorithms.local_training.cohort import RowCohort
-from narrowcast.algorithms.local_training.fused import FusedResult
-from narrowcast.algorithms.uploads.row_uploads import RowSending, TrainRows, train_and_send_rows
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
+from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
+from narrowcast.algorithms.local_training.factorisation import RowCohort
+from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.platform.contracts import Algorithm
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.models.factorisation import ITEM_FACTORS
 from narrowcast.platform.types import Chunk, ChunkResult, PayloadError
 from per_client import Array, make_task, synthetic
 
@@ -198,7 +195,7 @@ def train_and_pack(
 
         return train_and_send_rows(sending, cohort, columns, keep)
 
-    for module in (fedmf, low_rank_rows):
+    for module in (fedmf, low_rank):
         monkeypatch.setattr(module, "train_and_send_rows", recorded)
     data = synthetic([3, 20, 1, 11, 8, 30])
     # from "not even rank 1" to "all five": a component weighs 32 bits for each row that is sent

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from narrowcast.algorithms.codecs.budget import ClientEncoder
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.message_header import HEADER_BITS
-from narrowcast.algorithms.codecs.stages import Stages
-from narrowcast.algorithms.codecs.whole_matrix import decode_matrix, encode_matrix
+from narrowcast.algorithms.codecs.chain import Codec, Stages
+from narrowcast.algorithms.codecs.messages import decode_matrix, encode_matrix
+from narrowcast.algorithms.codecs.wire import HEADER_BITS
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.local_training.cohort import RowCohort
+from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.models.factorisation import ITEM_FACTORS
 from narrowcast.platform.types import Chunk, PayloadError
 from per_client import make_task, synthetic
 

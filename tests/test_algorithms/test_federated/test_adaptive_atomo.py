@@ -13,14 +13,13 @@ from narrowcast.algorithms.channel.allocation import MinError
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent
 from narrowcast.algorithms.codecs.atomo import Atomo, Directions
 from narrowcast.algorithms.codecs.budget import ClientEncoder
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdate
-from narrowcast.algorithms.codecs.stage import UnsendableUpdateError
+from narrowcast.algorithms.codecs.chain import Codec, UnsendableUpdateError
+from narrowcast.algorithms.codecs.messages import CodedTensors, TensorUpdate
 from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo, best_draw, encode_drawn
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.platform.models.networks import CNN
-from narrowcast.platform.open_round import make_chunks
-from narrowcast.platform.population import Population
+from narrowcast.platform.rounds.chunks import make_chunks
+from narrowcast.platform.rounds.state import Population
 from running import local
 
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]

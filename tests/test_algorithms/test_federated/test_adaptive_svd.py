@@ -13,16 +13,20 @@ from narrowcast.algorithms.channel.joint import STEPS, symbol_bits
 from narrowcast.algorithms.channel.regions import Independent
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows
 from narrowcast.algorithms.codecs.entropy import Entropy
-from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
+from narrowcast.algorithms.codecs.messages import RowUpdate, decode_rows
 from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.algorithms.codecs.topk import TopK
-from narrowcast.algorithms.federated.adaptive_svd import NORM_BITS, AdaptiveSVD, best_choice, encode_directions
+from narrowcast.algorithms.codecs.sparsify import ErrorFeedback, TopK
+from narrowcast.algorithms.federated.adaptive_svd import (
+    NORM_BITS,
+    AdaptiveSVD,
+    best_choice,
+    encode_directions,
+    with_rows,
+)
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.fewer_rows import with_rows
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.population import Population
+from narrowcast.platform.rounds.state import Population
 from narrowcast.platform.types import Chunk, PayloadError
 from per_client import make_task, synthetic
 

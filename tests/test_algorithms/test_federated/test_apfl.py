@@ -12,14 +12,13 @@ from torch import nn
 from digits import digits, make_task, relative_error, run
 from narrowcast.algorithms.federated.apfl import APFL, MixedStep
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import RunState
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.state import Run, RunState
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from running import local
 

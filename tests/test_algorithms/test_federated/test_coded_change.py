@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_tensors import CodedTensors
-from narrowcast.algorithms.codecs.random_basis import draw_basis
-from narrowcast.algorithms.codecs.stages import Stages
-from narrowcast.algorithms.codecs.whole_matrix import WHOLE
-from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.client.sums import RowSum
+from narrowcast.algorithms.codecs.chain import Codec, Stages
+from narrowcast.algorithms.codecs.low_rank import draw_basis
+from narrowcast.algorithms.codecs.messages import WHOLE, CodedTensors
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.uploads.partial_sums import RowSum
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
 from narrowcast.laws.rehearsal import PLAN, run, task_of
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.seeds import stream_keys
 

@@ -10,29 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.codecs.dense import dense_wire_bits
-from narrowcast.algorithms.codecs.grid import GridPayload
-from narrowcast.algorithms.codecs.message_header import HEADER_BITS
+from narrowcast.algorithms.codecs.low_rank import SVD
+from narrowcast.algorithms.codecs.messages import GridPayload, dense_wire_bits
 from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.algorithms.codecs.svd import SVD
+from narrowcast.algorithms.codecs.wire import HEADER_BITS
 from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
-from narrowcast.algorithms.federated.coded_download import CodedDownload
-from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.federated.downloads import CodedDownload
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.local_training.streams import draw_samples
-from narrowcast.algorithms.secure.protection import Masked
-from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
+from narrowcast.algorithms.local_training.negatives import draw_samples
+from narrowcast.algorithms.secure.aggregation import SecureAggregation
+from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.experiment import load_experiment
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
 from narrowcast.laws.rehearsal import PLAN, interactions, run, sha256, task_of
 from narrowcast.platform.contracts import Recipients
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.schedule import Buffered
+from narrowcast.platform.rounds.plan import Buffered
 from narrowcast.platform.types import Chunk, PayloadError
 
 MODEL = MatrixFactorisation(embedding_dim=8)

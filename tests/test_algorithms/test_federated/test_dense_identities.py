@@ -9,18 +9,17 @@ import pytest
 
 import per_client
 from digits import digits, make_task, plain_client, relative_error, run, train
-from narrowcast.algorithms.codecs.dense import DensePayload
+from narrowcast.algorithms.codecs.messages import DensePayload
 from narrowcast.algorithms.federated.aggregator import CoordinateMedian
-from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.rank_policy import BandwidthRank
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.federated.shared_basis import BandwidthRank
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.types import Chunk, LocalTerms, PayloadError
 from quadratics import quadratics

@@ -11,22 +11,20 @@ import torch
 from torch import nn
 
 from digits import digits, make_task, relative_error, run
-from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.federated.fedma import FedMA
-from narrowcast.algorithms.federated.fedma_state import OWN, Progress
-from narrowcast.algorithms.federated.matched_layers import Matching
-from narrowcast.algorithms.federated.unit_matching import UnitPrior, match_units
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.algorithms.federated.fedma import OWN, FedMA, Progress
+from narrowcast.algorithms.federated.unit_matching import Matching, UnitPrior, match_units
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.experiment import load_experiment
 from narrowcast.laws.rehearsal import windows
 from narrowcast.platform.contracts import Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP, CharLSTM
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, Chunk
 from running import local

@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 
 from narrowcast.algorithms.federated.fedmavg import FedMAvg
-from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
+from narrowcast.algorithms.local_training.ratings import AlternatingGradient
 from narrowcast.experiment import build_experiment
 from narrowcast.laws.rehearsal import rating_matrix
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.constraint_sets import ConstraintSet
-from narrowcast.platform.models.masked_factorisation import COLUMN_FACTORS, ROW_FACTORS, MaskedFactorisation
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.run import Run
+from narrowcast.platform.models.factorisation import COLUMN_FACTORS, ROW_FACTORS, ConstraintSet, MaskedFactorisation
+from narrowcast.platform.rounds.fleet import Tiers
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.seeds import PrivateSeed, generator
-from narrowcast.platform.simulation.fleet import Tiers
-from narrowcast.platform.state import start
 
 DATA = rating_matrix(np.arange(3, 14))
 PLAN = Plan(rounds=4, clients_per_round=99, chunk_size=4, checkpoint_every=1, evaluate_every=4)

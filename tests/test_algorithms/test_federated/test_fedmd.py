@@ -15,21 +15,20 @@ from torch import nn
 
 import narrowcast as nc
 from digits import digits, make_task, run
-from narrowcast.algorithms.codecs.dense import dense_wire_bits
-from narrowcast.algorithms.federated.client_networks import ClientNetworks
-from narrowcast.algorithms.federated.fedmd import CONSENSUS, CONSENSUS_ROUND, PARAMETERS, STARTED, FedMD
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.algorithms.codecs.messages import dense_wire_bits
+from narrowcast.algorithms.federated.fedmd import CONSENSUS, CONSENSUS_ROUND, PARAMETERS, STARTED, ClientNetworks, FedMD
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.catalog import ALGORITHMS
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.client_metrics import measure_chunk
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP, Softmax, TorchModule
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.evaluation import measure_chunk
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from running import local, sha256

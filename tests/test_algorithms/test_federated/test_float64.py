@@ -13,24 +13,23 @@ import torch
 from torch import nn
 
 import narrowcast
-from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
-from narrowcast.algorithms.codecs.message_header import FLOAT64
+from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.wire import FLOAT64
 from narrowcast.experiment import Experiment, build_experiment, load_experiment
-from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
-from narrowcast.platform.config import write_yaml
+from narrowcast.platform.config.files import write_yaml
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.networks import TorchModule
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import RunState
+from narrowcast.platform.rounds.backend import LocalExecutor
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.state import Run, RunState
+from narrowcast.platform.storage.checkpoint import load_checkpoint, save_checkpoint
 from narrowcast.platform.types import Arrays
+from narrowcast.runs.folder import CONFIG
 from narrowcast.runs.outputs import full_upload_bits
-from narrowcast.runs.prepare import prepare_resume
-from narrowcast.runs.run_folder import CONFIG
+from narrowcast.runs.prepared import prepare_resume
 
 COUNTS = [3, 9, 4, 12, 7, 5]
 CHAIN = {"kind": "mlp", "hidden": [6]}

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.codecs.dense import DensePayload
+from narrowcast.algorithms.codecs.messages import DensePayload
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedma import FedMA
 from narrowcast.algorithms.federated.submodel import Submodel
 from narrowcast.algorithms.federated.unit_slices import UnitSlices
-from narrowcast.algorithms.local_training.graph_training import GraphTraining
+from narrowcast.algorithms.local_training.graph import GraphTraining
 from narrowcast.laws.rehearsal import Shuffled
 from narrowcast.platform.contracts import Recipients, Task
-from narrowcast.platform.data.block_model import BlockModel
+from narrowcast.platform.data.synthetic import BlockModel
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.graph_convolution import GCN
+from narrowcast.platform.models.graph import GCN
 from narrowcast.platform.models.hidden_units import Units
-from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds.fleet import LogNormalFleet
+from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from running import play, sha256
 

@@ -5,23 +5,19 @@ import itertools
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.codecs.random_basis import draw_basis
-from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.client.sums import RowSum
+from narrowcast.algorithms.codecs.low_rank import draw_basis
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.rank_policy import BandwidthRank
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.federated.shared_basis import basis_seed, draw_components
-from narrowcast.algorithms.uploads.partial_sums import RowSum
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
+from narrowcast.algorithms.federated.shared_basis import BandwidthRank, basis_seed, draw_components
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.open_round import make_chunks
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.population import Population
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import RunState
+from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.rounds.chunks import make_chunks
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Population, Run, RunState
 from narrowcast.platform.types import Arrays, ChunkResult
 from per_client import Array, make_task, relative_error, synthetic
 from running import begin, local

@@ -10,21 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.federated.afl import AFL
 from narrowcast.algorithms.federated.aggregator import Krum
+from narrowcast.algorithms.federated.fairness import AFL, QFFL
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.feddyn import FedDyn
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.qffl import QFFL
 from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS, Adam, Momentum
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
 from quadratics import quadratics
 from running import local

@@ -9,14 +9,12 @@ import pytest
 from scipy.optimize import minimize
 
 from digits import relative_error, run
-from narrowcast.algorithms.federated.afl import AFL, on_simplex
+from narrowcast.algorithms.federated.fairness import AFL, NUMBER_BITS, QFFL, on_simplex
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.feddyn import FedDyn
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.qffl import QFFL
 from narrowcast.algorithms.federated.server_optimizer import Momentum
-from narrowcast.algorithms.uploads.number_upload import NUMBER_BITS
 from narrowcast.laws.rehearsal import PLAN, task_of
 from narrowcast.laws.rehearsal import run as rehearse
 from narrowcast.platform.contracts import Algorithm, Task

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.uploads.partial_sums import RowSum
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.algorithms.client.sums import RowSum
+from narrowcast.algorithms.federated.low_rank import SCoLR
+from narrowcast.algorithms.federated.shared_basis import BandwidthRank, UniformRank
+from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Chunk, ChunkResult, Profiles
 from per_client import Array, make_task, relative_error, synthetic
 from running import begin, local

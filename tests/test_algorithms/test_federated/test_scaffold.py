@@ -9,17 +9,17 @@ import pytest
 
 from digits import digits, make_task, relative_error, run
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.fairness import NUMBER_BITS
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.learning_rate import StepDecay
-from narrowcast.algorithms.uploads.number_upload import NUMBER_BITS
+from narrowcast.algorithms.local_training.rules import StepDecay
 from narrowcast.laws.rehearsal import PLAN, task_of
 from narrowcast.laws.rehearsal import run as rehearse
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import Chunk, LocalTerms
 from quadratics import quadratics

@@ -23,8 +23,8 @@ from narrowcast.algorithms.federated.server_optimizer import (
     initial_slots,
     optimizer_step,
 )
-from narrowcast.algorithms.secure.protection import Masked
-from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.algorithms.secure.aggregation import SecureAggregation
+from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
 from narrowcast.laws.rehearsal import PLAN, run, sha256, task_of

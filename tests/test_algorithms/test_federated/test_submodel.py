@@ -11,21 +11,20 @@ import torch
 from torch import nn
 
 from digits import digits, make_task, plain_client, relative_error, run, train
-from narrowcast.algorithms.codecs.dense import DensePayload
-from narrowcast.algorithms.federated.client_widths import multiplications, relative_work
+from narrowcast.algorithms.client.sums import TensorSum
+from narrowcast.algorithms.codecs.messages import DensePayload
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.submodel import Submodel
-from narrowcast.algorithms.federated.unit_slices import UnitSlices
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
-from narrowcast.algorithms.uploads.partial_sums import TensorSum
+from narrowcast.algorithms.federated.unit_slices import UnitSlices, multiplications, relative_work
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.experiment import load_experiment
 from narrowcast.laws.rehearsal import windows
 from narrowcast.platform.contracts import Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import Units
 from narrowcast.platform.models.networks import CNN, MLP, CharLSTM, TorchModule
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays, Chunk
 from running import local
 

@@ -9,9 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.federated.layer_rows import LayerRows
-from narrowcast.algorithms.federated.matched_layers import Matching, joined_head
-from narrowcast.algorithms.federated.unit_matching import UnitPrior, best_assignment, match_units
+from narrowcast.algorithms.federated.unit_matching import (
+    LayerRows,
+    Matching,
+    UnitPrior,
+    best_assignment,
+    joined_head,
+    match_units,
+)
 from narrowcast.laws.rehearsal import samples, windows
 from narrowcast.platform.models.hidden_units import units_to_match
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM

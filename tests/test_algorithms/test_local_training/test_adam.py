@@ -12,26 +12,25 @@ from torch import nn
 
 from digits import digits, run
 from narrowcast.algorithms.federated.apfl import APFL
-from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.federated.fairness import QFFL
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.feddyn import FedDyn
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.qffl import QFFL
+from narrowcast.algorithms.federated.low_rank import CoLR
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.adam import Adam, AdamW
-from narrowcast.algorithms.local_training.graph_training import GraphTraining
-from narrowcast.algorithms.local_training.learning_rate import InverseTime, StepDecay
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
-from narrowcast.algorithms.local_training.sgd import NetworkTraining
+from narrowcast.algorithms.local_training.graph import GraphTraining
+from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.rules import InverseTime, StepDecay
+from narrowcast.algorithms.local_training.sgd import Adam, AdamW, NetworkTraining
 from narrowcast.laws.rehearsal import task_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.graph_convolution import GCN
+from narrowcast.platform.models.graph import GCN
 from narrowcast.platform.models.networks import CNN, MLP, Softmax
+from narrowcast.platform.rounds.fleet import LogNormalFleet
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cohorts import ml_100k
-from narrowcast.algorithms.local_training.batches import draw_batches
+from narrowcast.algorithms.local_training.negatives import draw_batches
 from narrowcast.platform.data.interactions import Interactions
 from per_client import Array, client_batches, make_task, synthetic
 

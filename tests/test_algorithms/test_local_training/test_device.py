@@ -8,19 +8,18 @@ import pytest
 import torch
 
 from digits import digits, make_task, relative_error, run
-from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays
 from per_client import make_task as make_factorisation
 from per_client import synthetic

@@ -5,18 +5,16 @@ import pytest
 import torch
 
 from cohorts import Cohort, random_cohort
-from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.client.sums import RowSum
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.rank_policy import BandwidthRank
-from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.federated.shared_basis import draw_components
-from narrowcast.algorithms.local_training.batches import draw_batches
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
+from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
-from narrowcast.algorithms.local_training.subspace import Subspace
-from narrowcast.algorithms.uploads.partial_sums import RowSum
+from narrowcast.algorithms.local_training.factorisation_kernels import Subspace
+from narrowcast.algorithms.local_training.negatives import draw_batches
 from narrowcast.platform.contracts import Algorithm
-from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
-from narrowcast.platform.threads import one_thread
+from narrowcast.platform.models.factorisation import USER_FACTORS
+from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Chunk, ChunkResult
 from per_client import (
     Array,

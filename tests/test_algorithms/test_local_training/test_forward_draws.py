@@ -14,7 +14,7 @@ from torch.nn import functional
 import drawing_modules
 from drawing_modules import MODULES, Drawing
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws.rehearsal import (
     PLAN,
@@ -29,8 +29,8 @@ from narrowcast.laws.rehearsal import (
 )
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds import lockstep
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.loop import lockstep
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.seeds import stream_keys, uniform_bits
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from norm_modules import Normed

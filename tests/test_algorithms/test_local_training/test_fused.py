@@ -15,16 +15,20 @@ import torch
 
 import narrowcast
 from cohorts import Cohort, random_cohort
-from narrowcast.algorithms.codecs.random_basis import draw_basis
-from narrowcast.algorithms.local_training import fused
-from narrowcast.algorithms.local_training.batches import draw_batches
+from narrowcast.algorithms.codecs.low_rank import draw_basis
+from narrowcast.algorithms.local_training import factorisation_kernels
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
-from narrowcast.algorithms.local_training.fused import Factors, FusedResult, train_low_rank_fused, train_rows_fused
-from narrowcast.algorithms.local_training.row_sum import sum_rows
-from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples, shuffle
-from narrowcast.algorithms.local_training.subspace import Subspace
+from narrowcast.algorithms.local_training.factorisation_kernels import (
+    Factors,
+    FusedResult,
+    Subspace,
+    sum_rows,
+    train_low_rank_fused,
+    train_rows_fused,
+)
+from narrowcast.algorithms.local_training.negatives import ChunkSamples, draw_batches, draw_samples, shuffle
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.types import Chunk
 from per_client import Array, LowRankPart, client_batches, make_task, relative_error, synthetic, train_cohort
 
@@ -294,7 +298,7 @@ def test_read_only_arrays_are_not_compiled_for_again() -> None:
         low_rank_part("fedmf", len(users), 64),
     )
     assert bits(again.total) == bits(result.total)
-    assert len(fused._train_clients.signatures) == 1
+    assert len(factorisation_kernels._train_clients.signatures) == 1
 
 
 SCRIPT = """

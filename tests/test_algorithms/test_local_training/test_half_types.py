@@ -12,18 +12,18 @@ from torch.func import functional_call
 
 import narrowcast as nc
 from encoder import half_encoder
-from narrowcast.algorithms.codecs.dense import dense_wire_bits
+from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws import model_laws
 from narrowcast.laws.law import judge
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.data.torch_dataset import TorchDataset
+from narrowcast.platform.data.formats import TorchDataset
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
 from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.rounds.fleet import LogNormalFleet
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from running import local
 

@@ -10,21 +10,21 @@ import pytest
 import torch
 
 from digits import digits, make_task, relative_error, run
+from narrowcast.algorithms.client.uploads import CONTROL
+from narrowcast.algorithms.federated.fairness import QFFL
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fednova import FedNova
-from narrowcast.algorithms.federated.qffl import QFFL
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.learning_rate import Constant, Cosine, InverseTime, StepDecay, Warmup
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
-from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
+from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.rules import Constant, Cosine, InverseTime, StepDecay, Warmup
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.models.factorisation import ITEM_FACTORS
 from narrowcast.platform.models.networks import Softmax
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from per_client import make_task as make_factorisation
 from per_client import synthetic

@@ -14,17 +14,16 @@ from torch.nn import functional
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws.rehearsal import N_CLIENTS, Shuffled, run, samples, sha256, task_on
-from narrowcast.platform.client_metrics import measure_clients
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.moving_statistics import OWN_LAYERS
+from narrowcast.platform.models.forward_pass import OWN_LAYERS
 from narrowcast.platform.models.neural_network import skeleton
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import LiveState
+from narrowcast.platform.rounds.evaluation import measure_clients
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import LiveState, Run
 from norm_modules import Normed
 
 ROUNDS, RATE, BATCH = 2, 0.05, 7

@@ -19,18 +19,18 @@ from narrowcast.algorithms.federated.apfl import APFL
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmd import FedMD
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws.rehearsal import masked_tokens
 from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.data.formats import TorchDataset
 from narrowcast.platform.data.public_set import PublicSet
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.data.soundness import UnsoundDataError, check_held_out
-from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP, CharLSTM, Softmax, TorchModule
+from narrowcast.platform.rounds.fleet import LogNormalFleet
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from running import local
 

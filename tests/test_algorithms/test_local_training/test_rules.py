@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from digits import digits, make_task, relative_error
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP, Softmax
-from narrowcast.platform.threads import one_thread
+from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, Gradient, LocalTerms, LocalUpdates
 from per_client import make_task as make_factorisation
 from per_client import synthetic

@@ -14,12 +14,12 @@ import pytest
 
 from narrowcast.algorithms.secure.answered_rounds import Accepted, AnsweredRounds
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.masking_round import STAYS
-from narrowcast.algorithms.secure.protection import Masked
-from narrowcast.platform.disk import using
+from narrowcast.algorithms.secure.masking_client import STAYS
+from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.storage.disk import using
 from narrowcast.platform.types import Arrays, PayloadError
-from narrowcast.runs.run_folder import answered_file
+from narrowcast.runs.folder import answered_file
 from power_cuts import RULES, crash_state
 from recording_disk import RecordingDisk
 

@@ -11,11 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from masked_round import ROUND, SIZE, MaskedRound
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.masking_round import STAYS
-from narrowcast.algorithms.secure.masks import OwnSeeds
-from narrowcast.algorithms.secure.openable_groups import OpenableGroups
-from narrowcast.algorithms.secure.protection import Masked
-from narrowcast.algorithms.secure.shamir import SHARE_BYTES, combine
+from narrowcast.algorithms.secure.keys import SHARE_BYTES, combine
+from narrowcast.algorithms.secure.masking_client import STAYS
+from narrowcast.algorithms.secure.masks import OpenableGroups, OwnSeeds
+from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.platform.types import PayloadError
 
 

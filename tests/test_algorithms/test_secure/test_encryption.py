@@ -7,7 +7,7 @@ import pytest
 import tenseal
 
 from narrowcast.algorithms.secure import ckks, paillier
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
+from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
 

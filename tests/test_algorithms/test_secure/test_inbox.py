@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
-from narrowcast.algorithms.secure.inbox import Inbox
+from narrowcast.algorithms.client.sums import Group, Part, SumLayout
+from narrowcast.algorithms.secure.aggregation import masked
+from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.masking_round import STAYS
+from narrowcast.algorithms.secure.masking_client import STAYS
+from narrowcast.algorithms.secure.masks import OpenableGroups
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.openable_groups import OpenableGroups
-from narrowcast.algorithms.secure.protected_upload import masked
-from narrowcast.algorithms.secure.protection import Masked, Plain, PublicKey
+from narrowcast.algorithms.secure.schemes import Masked, Plain, PublicKey
+from narrowcast.algorithms.secure.unmasking import Inbox
 from narrowcast.platform.types import PayloadError
 
 GROUP = Group((Part("sum", None, 50),), (Part("weight", None, 20),))

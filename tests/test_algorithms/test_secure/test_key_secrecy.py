@@ -14,7 +14,7 @@ import pytest
 
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.key_store_process import serve
-from narrowcast.algorithms.secure.protection import Protection
+from narrowcast.algorithms.secure.schemes import Protection
 from secure_rounds import SMALL_CKKS, experiment
 
 # A server whose key holder is the test, at the other end of its standard pipes. With a folder it is `narrowcast run`.

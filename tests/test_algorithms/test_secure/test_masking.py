@@ -14,11 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from masked_round import ROUND, MaskedRound
-from narrowcast.algorithms.secure import shamir
-from narrowcast.algorithms.secure.envelope import EnrolledClients
-from narrowcast.algorithms.secure.key_agreement import KeyAgreements
-from narrowcast.algorithms.secure.mask_recovery import MaskRecovery
-from narrowcast.algorithms.secure.masking_round import (
+from narrowcast.algorithms.secure import keys
+from narrowcast.algorithms.secure.keys import KeyAgreements
+from narrowcast.algorithms.secure.masking_client import (
     ADVERTISES,
     REVEALS,
     SHARES,
@@ -28,7 +26,8 @@ from narrowcast.algorithms.secure.masking_round import (
     checked_keys,
     sealed_shares,
 )
-from narrowcast.algorithms.secure.messages import sealed_bytes
+from narrowcast.algorithms.secure.messages import EnrolledClients, sealed_bytes
+from narrowcast.algorithms.secure.unmasking import MaskRecovery
 from narrowcast.platform.types import PayloadError
 
 STEPS = [ADVERTISES, SHARES, UPLOADS, SIGNS, REVEALS, STAYS]
@@ -38,16 +37,16 @@ STEPS = [ADVERTISES, SHARES, UPLOADS, SIGNS, REVEALS, STAYS]
 @settings(max_examples=30, deadline=None)
 def test_enough_shares_give_the_secret_and_fewer_do_not(threshold: int, more: int, random: Any) -> None:
     secret, points = secrets.token_bytes(32), range(1, threshold + more + 1)
-    known = {point: shamir.random_share(secrets.token_bytes(48)) for point in points[: threshold - 1]}
-    shares = shamir.split(secret, points, known)
+    known = {point: keys.random_share(secrets.token_bytes(48)) for point in points[: threshold - 1]}
+    shares = keys.split(secret, points, known)
     assert shares.keys() == set(points)
     assert {point: shares[point] for point in known} == known
     chosen = random.sample(list(points), threshold)
-    assert shamir.combine({point: shares[point] for point in chosen}) == secret
+    assert keys.combine({point: shares[point] for point in chosen}) == secret
     if threshold > 1:
         fewer = {point: shares[point] for point in chosen[1:]}
         with contextlib.suppress(ValueError):  # not a 32-byte secret
-            assert shamir.combine(fewer) != secret
+            assert keys.combine(fewer) != secret
 
 
 @st.composite
@@ -172,8 +171,8 @@ def test_keys_of_low_order_are_refused(key: bytes) -> None:
         KeyAgreements().key(private, private.public_key().public_bytes_raw(), key, b"mask")
     masked = MaskedRound({client: [True] for client in range(3)}, 2)
     good = private.public_key().public_bytes_raw()
-    for keys in (key + good, good + key):
-        sent = masked.messages.advertised_keys(ROUND).seal(1, [keys + bytes(32)], masked.signing[1])
+    for pair in (key + good, good + key):
+        sent = masked.messages.advertised_keys(ROUND).seal(1, [pair + bytes(32)], masked.signing[1])
         with pytest.raises(PayloadError, match="low order"):
             checked_keys(masked.messages, ROUND, EnrolledClients(masked.keys), sent)
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from test_key_secrecy import memory_of, secret_key
 
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
-from narrowcast.algorithms.secure.key_files import FILE, make_key_files
+from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.protection import Protection
-from narrowcast.platform.disk import using
+from narrowcast.algorithms.secure.keys import FILE, make_key_files
+from narrowcast.algorithms.secure.schemes import Protection
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.storage.disk import using
 from power_cuts import RULES, crash_state
 from recording_disk import RecordingDisk
 from secure_rounds import SMALL_CKKS, experiment, prepared, run_rounds

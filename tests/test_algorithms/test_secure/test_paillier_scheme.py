@@ -7,23 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.federated.fedmavg import FedMAvg
-from narrowcast.algorithms.federated.sfmf import SFMF
-from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
-from narrowcast.algorithms.secure.fixed_point import FixedPoint
-from narrowcast.algorithms.secure.paillier_scheme import Paillier, pack, unpack
-from narrowcast.algorithms.secure.protection import Masked, Plain, Protection
-from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.algorithms.federated.fedmavg import SFMF, FedMAvg
+from narrowcast.algorithms.local_training.ratings import RatingSGD
+from narrowcast.algorithms.secure.aggregation import SecureAggregation
+from narrowcast.algorithms.secure.paillier import Paillier, pack, unpack
+from narrowcast.algorithms.secure.schemes import FixedPoint, Masked, Plain, Protection
 from narrowcast.laws.rehearsal import N_CLIENTS, task_of
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.models.masked_factorisation import ROW_FACTORS, MaskedFactorisation
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
+from narrowcast.platform.models.factorisation import ROW_FACTORS, MaskedFactorisation
+from narrowcast.platform.rounds.backend import LocalExecutor
+from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.state import Run
 
 
 def secured(plain: Any, scheme: Protection, task: Task, plan: Plan) -> list[Outcome]:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import ParticipationPolicy
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.round_opening import allocate_links
-from narrowcast.platform.run import Run
+from narrowcast.platform.rounds.opening import allocate_links
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import IntArray
 from secure_rounds import SCHEMES, SMALL_CKKS, experiment, prepared, run_rounds, sha256
 

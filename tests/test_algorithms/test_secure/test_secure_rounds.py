@@ -9,14 +9,14 @@ import numpy as np
 import psutil
 import pytest
 
-from narrowcast.algorithms.secure.envelope import EnvelopeFormat
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.masking_round import ADVERTISES, REVEALS, SHARES, SIGNS, STAYS, stops
-from narrowcast.platform import chunk_training
+from narrowcast.algorithms.secure.masking_client import ADVERTISES, REVEALS, SHARES, SIGNS, STAYS, stops
+from narrowcast.algorithms.secure.messages import EnvelopeFormat
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
-from narrowcast.platform.run import Run
+from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.rounds import chunks
+from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays
 from running import begin
 from secure_rounds import SCHEMES, SMALL_CKKS, experiment, prepared, run_rounds, sha256
@@ -47,7 +47,7 @@ def test_clients_of_all_chunks_are_told_the_hash_of_the_model_which_is_made_once
 ) -> None:
     chosen = experiment(SCHEMES[1], "chunk_size=3")
     sent, asked = list[Arrays](), dict[int, list[bytes]]()
-    answer, sha256_of = KeyStore.call, chunk_training.arrays_sha256
+    answer, sha256_of = KeyStore.call, chunks.arrays_sha256
 
     def hashing(arrays: Arrays) -> bytes:
         sent.append(arrays)
@@ -58,7 +58,7 @@ def test_clients_of_all_chunks_are_told_the_hash_of_the_model_which_is_made_once
             asked.setdefault(round_index, []).append(arrays["model"].tobytes())
         return answer(self, method, round_index, arrays)
 
-    monkeypatch.setattr(chunk_training, "arrays_sha256", hashing)
+    monkeypatch.setattr(chunks, "arrays_sha256", hashing)
     monkeypatch.setattr(KeyStore, "call", asking)
     run_rounds(chosen)
     expected = []

@@ -10,10 +10,9 @@ from pydantic import BaseModel
 
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.types import IntArray, Profiles
-from narrowcast.runs.remarks import remarks
+from narrowcast.runs.learning import remarks
 from secure_rounds import experiment, prepared
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.federated.sum_layout import Group, Part
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
+from narrowcast.algorithms.client.sums import Group, Part
+from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.protection import PublicKey
-from narrowcast.algorithms.secure.small_counts import SmallCounts
+from narrowcast.algorithms.secure.participation import SmallCounts
+from narrowcast.algorithms.secure.schemes import PublicKey
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, PayloadError
 from secure_rounds import SCHEMES, SMALL_CKKS, experiment, prepared, run_rounds, sha256

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
-from narrowcast.algorithms.secure.bit_packing import pack_elements, packed_bytes, unpack_elements
-from narrowcast.algorithms.secure.fixed_point import FixedPoint
-from narrowcast.algorithms.secure.slot_packing import SlotPlan
+from narrowcast.algorithms.client.sums import Group, Part, SumLayout
+from narrowcast.algorithms.secure.ckks import SlotPlan
+from narrowcast.algorithms.secure.schemes import FixedPoint, pack_elements, packed_bytes, unpack_elements
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import PayloadError
 from secure_rounds import SCHEMES, experiment, run_rounds

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from labelled_sets import check_dealt
-from narrowcast.platform.data.cifar import CIFAR10
+from narrowcast.platform.data.image_sets import CIFAR10
 from narrowcast.platform.errors import UserError
 
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.classification import Classification, hold_out
-from narrowcast.platform.data.digits import Digits
-from narrowcast.platform.data.idx import MNIST, FashionMNIST
+from narrowcast.platform.data.image_sets import CIFAR10, MNIST, FashionMNIST
+from narrowcast.platform.data.scikit_learn import Digits
 from narrowcast.platform.errors import UserError
 
 

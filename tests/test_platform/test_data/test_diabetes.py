@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes
 
 from narrowcast.platform.data.classification import tenths
-from narrowcast.platform.data.diabetes import Diabetes
 from narrowcast.platform.data.partition import Dirichlet
+from narrowcast.platform.data.scikit_learn import Diabetes
 
 
 def scaled(values: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 import numpy as np
 
 from labelled_sets import check_dealt
-from narrowcast.platform.data.digits import Digits
+from narrowcast.platform.data.scikit_learn import Digits
 
 
 def test_digits_are_always_there() -> None:

@@ -3,11 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from narrowcast.platform.data import documents
+from narrowcast.platform.data import text
 from narrowcast.platform.data.partition import IID, Dirichlet
-from narrowcast.platform.data.python_docs import PythonDocs
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.data.text_files import TextFiles
+from narrowcast.platform.data.text import PythonDocs, TextFiles
 from narrowcast.platform.errors import UserError
 
 
@@ -79,7 +78,7 @@ def test_what_cannot_be_read_is_said(folder: Path, fields: dict[str, object], me
 
 
 def test_too_much_text_is_refused_before_it_fills_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MOST_TOKENS", 70)
+    monkeypatch.setattr(text, "MOST_TOKENS", 70)
     with pytest.raises(UserError, match="at most 70 are allowed; raise stride"):
         TextFiles(path=folder, window=8).load()
 

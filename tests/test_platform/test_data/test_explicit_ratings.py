@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from narrowcast.platform.data.explicit_ratings import ExplicitRatings
-from narrowcast.platform.data.rating_matrix import TEST, TRAIN, VALIDATION
-from narrowcast.platform.data.sample_columns import SampleColumns
+from narrowcast.platform.data.rating_matrix import TEST, TRAIN, VALIDATION, ExplicitRatings, SampleColumns
 from narrowcast.platform.errors import UserError
 from small_sets import write_inter
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from narrowcast.platform.data import fetch
+from narrowcast.platform.data import download
 from narrowcast.platform.data.plays import BY_CHARACTER, Plays
 from narrowcast.platform.data.sets import SETS, DataSet
 from narrowcast.platform.data.sources import Files, GitFiles, NCFLists, Source, Tar, Wheel, Zip
@@ -49,7 +49,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "root"
     path.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(fetch.VARIABLE, str(path))
+    monkeypatch.setenv(download.VARIABLE, str(path))
     return path
 
 
@@ -79,7 +79,7 @@ def test_only_the_named_members_come_out_of_an_archive(web: tuple[str, Path], ro
     address, served = web
     digest = put_zip(served, {"../../evil": "x", "/abs": "x", "toy/ratings.dat": "1::2", "toy/README": "r"})
     source = Zip(f"{address}/toy.zip", digest, {"toy/ratings.dat": "ratings.dat", "toy/README": "README"})
-    folder = fetch.download(data_set(source), root, progress=False)
+    folder = download.download(data_set(source), root, progress=False)
     assert folder == root / "toy"
     assert sorted(path.relative_to(root.parent) for path in root.rglob("*")) == [
         Path("root/toy"), Path("root/toy/README"), Path("root/toy/ratings.dat")
@@ -92,7 +92,7 @@ def test_a_corrupt_download_leaves_nothing(web: tuple[str, Path], root: Path) ->
     digest = put_zip(served, {"ratings.dat": "1::2"})
     source = Zip(f"{address}/toy.zip", EMPTY_HANDED, {"ratings.dat": "ratings.dat"})
     with pytest.raises(UserError, match=f"127.0.0.1.*expected {EMPTY_HANDED} but got {digest}.*by hand") as caught:
-        fetch.download(data_set(source), root, progress=False)
+        download.download(data_set(source), root, progress=False)
     assert "\n" not in str(caught.value)
     assert list(root.iterdir()) == []
 
@@ -102,7 +102,7 @@ def test_a_failing_source_gives_way_to_the_next(web: tuple[str, Path], root: Pat
     digest = put_zip(served, {"half": "x", "ratings.dat": "1::2"})
     incomplete = Zip(f"{address}/toy.zip", digest, {"half": "half", "gone": "ratings.dat"})
     whole = Zip(f"{address}/toy.zip", digest, {"ratings.dat": "ratings.dat"})
-    folder = fetch.download(data_set(incomplete, whole), root, progress=False)
+    folder = download.download(data_set(incomplete, whole), root, progress=False)
     assert [path.name for path in folder.iterdir()] == ["ratings.dat"]
 
 
@@ -118,7 +118,7 @@ def test_all_failures_are_named_in_one_line(web: tuple[str, Path], root: Path) -
         Zip(f"{address}/page.zip", sha256(served / "page.zip"), names),
     )
     with pytest.raises(UserError) as caught:
-        fetch.download(data_set(*sources), root, progress=False)
+        download.download(data_set(*sources), root, progress=False)
     text = str(caught.value)
     assert f"{closed}: connection refused; " in text
     assert "404 Client Error" in text
@@ -131,7 +131,7 @@ def test_all_failures_are_named_in_one_line(web: tuple[str, Path], root: Path) -
 def test_a_name_that_does_not_resolve_is_said_to_be_so(root: Path) -> None:
     source = Zip("https://narrowcast.invalid/toy.zip", EMPTY_HANDED, {"ratings.dat": "ratings.dat"})
     with pytest.raises(UserError, match=r"\(narrowcast.invalid: name not resolved\)"):
-        fetch.download(data_set(source), root, progress=False)
+        download.download(data_set(source), root, progress=False)
 
 
 def ncf_lists(address: str, served: Path) -> NCFLists:
@@ -149,7 +149,7 @@ def test_lists_come_with_their_training_file(web: tuple[str, Path], root: Path) 
     address, served = web
     lists = ncf_lists(address, served)
     source = Zip(f"{address}/toy.zip", put_zip(served, {"r": RATINGS}), {"r": "ratings.dat"})
-    folder = fetch.download(data_set(source, extras=(lists,)), root, progress=False)
+    folder = download.download(data_set(source, extras=(lists,)), root, progress=False)
     assert sorted(path.name for path in folder.iterdir()) == [
         "ratings.dat", "toy.test.negative", "toy.test.rating", "toy.train.rating"
     ]  # fmt: skip
@@ -166,7 +166,7 @@ def test_without_lists_the_ratings_stay_alone(
         (served / "toy.test.negative").unlink()
     source = Zip(f"{address}/toy.zip", put_zip(served, {"r": ratings}), {"r": "ratings.dat"})
     with caplog.at_level(logging.WARNING):
-        folder = fetch.download(data_set(source, extras=(lists,)), root, progress=False)
+        folder = download.download(data_set(source, extras=(lists,)), root, progress=False)
     assert [path.name for path in folder.iterdir()] == ["ratings.dat"]
     assert "toy lacks the files of 127.0.0.1" in caplog.text
 
@@ -175,15 +175,15 @@ def test_the_wheel_brings_ml_100k_from_the_package_index(root: Path) -> None:
     data = SETS["ml-100k"]
     wheel = next(source for source in data.sources if isinstance(source, Wheel))
     only = DataSet(data.name, data.description, data.licence, data.files, (wheel,))
-    folder = fetch.download(only, root, progress=False)
+    folder = download.download(only, root, progress=False)
     assert [path.name for path in folder.iterdir()] == ["ml-100k.inter"]
     assert sha256(folder / "ml-100k.inter") == wheel.sha256
     assert [path.name for path in root.iterdir()] == ["ml-100k"]
-    assert fetch.fetch("ml-100k", progress=False) == folder
-    assert {row.name: row.found for row in fetch.status()} == dict.fromkeys(SETS) | {"ml-100k": folder}
+    assert download.fetch("ml-100k", progress=False) == folder
+    assert {row.name: row.found for row in download.status()} == dict.fromkeys(SETS) | {"ml-100k": folder}
     wrong = DataSet("toy", "", "", data.files, (Wheel(wheel.requirement, wheel.member, EMPTY_HANDED),))
     with pytest.raises(UserError, match=f"SHA256 .*expected {EMPTY_HANDED} but got {wheel.sha256}"):
-        fetch.download(wrong, root, progress=False)
+        download.download(wrong, root, progress=False)
     assert not (root / "toy").exists()
 
 
@@ -205,13 +205,13 @@ def test_only_the_named_members_come_out_of_a_tar(web: tuple[str, Path], root: P
     address, served = web
     digest = put_tar(served, {"../../evil": "x", "/abs": "x", "toy/ratings.dat": "1::2"})
     url = f"{address}/toy.tar.gz"
-    folder = fetch.download(data_set(Tar(url, digest, {"toy/ratings.dat": "ratings.dat"})), root, progress=False)
+    folder = download.download(data_set(Tar(url, digest, {"toy/ratings.dat": "ratings.dat"})), root, progress=False)
     assert [path.name for path in folder.iterdir()] == ["ratings.dat"]
     assert (folder / "ratings.dat").read_text() == "1::2"
     for member in ("toy/link", "toy/gone"):
         other = DataSet("other", "", "", ("a",), (Tar(url, digest, {member: "a"}),))
         with pytest.raises(UserError, match=r"other could not be downloaded \(127.0.0.1.*by hand"):
-            fetch.download(other, root, progress=False)
+            download.download(other, root, progress=False)
 
 
 def test_files_are_checked_by_what_is_in_them(web: tuple[str, Path], root: Path) -> None:
@@ -225,7 +225,7 @@ def test_files_are_checked_by_what_is_in_them(web: tuple[str, Path], root: Path)
     for level in (1, 9):
         source = Files(f"{address}/{level}", {"toy.gz": digest, "ratings.dat": plain})
         data = DataSet(f"toy{level}", "", "", ("ratings.dat",), (source,))
-        folder = fetch.download(data, root, progress=False)
+        folder = download.download(data, root, progress=False)
         assert sorted(path.name for path in folder.iterdir()) == ["ratings.dat", "toy.gz"]
         assert gzip.decompress((folder / "toy.gz").read_bytes()) == b"pixels"
 
@@ -239,12 +239,12 @@ def test_files_of_a_repository_are_checked_by_their_blob(web: tuple[str, Path], 
         "empty": "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391",
         "ratings.dat": "d670460b4b4aece5915caf5c68d12f560a9fe3e4",
     }
-    folder = fetch.download(data_set(GitFiles(address, blobs)), root, progress=False)
+    folder = download.download(data_set(GitFiles(address, blobs)), root, progress=False)
     assert (folder / "ratings.dat").read_bytes() == b"test content\n"
     (served / "ratings.dat").write_bytes(b"test content")
     other = DataSet("other", "", "", ("ratings.dat",), (GitFiles(address, blobs),))
     with pytest.raises(UserError, match=r"Git blob of ratings\.dat: expected d670460b.* but got"):
-        fetch.download(other, root, progress=False)
+        download.download(other, root, progress=False)
     assert not (root / "other").exists()
 
 
@@ -261,7 +261,7 @@ def test_damaged_files_are_refused(web: tuple[str, Path], root: Path, content: b
     address, served = web
     (served / "toy.gz").write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
-        fetch.download(data_set(Files(address, {"toy.gz": EMPTY_HANDED})), root, progress=False)
+        download.download(data_set(Files(address, {"toy.gz": EMPTY_HANDED})), root, progress=False)
     assert "\n" not in str(caught.value)
     assert list(root.iterdir()) == []
 
@@ -283,30 +283,30 @@ def test_plays_come_as_what_their_characters_say(web: tuple[str, Path], root: Pa
     texts = {"macbeth_FIRST_WITCH": "When shall we three\nmeet again?\nAy.", "macbeth_ALL": "Fair"}
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     data = DataSet("toy", "", "", (BY_CHARACTER,), (Plays(address, ["macbeth"], digest),))
-    folder = fetch.download(data, root, progress=False)
+    folder = download.download(data, root, progress=False)
     with lzma.open(folder / BY_CHARACTER) as file:
         assert json.load(file) == texts
     wrong = DataSet("other", "", "", (BY_CHARACTER,), (Plays(address, ["macbeth"], EMPTY_HANDED),))
     with pytest.raises(UserError, match=f"SHA256 of the plays: expected {EMPTY_HANDED} but got {digest}"):
-        fetch.download(wrong, root, progress=False)
+        download.download(wrong, root, progress=False)
 
 
 def test_a_package_that_is_not_there_is_said_to_be_so(root: Path) -> None:
     source = Wheel("recbole==0.0.0", "member", EMPTY_HANDED)
     with pytest.raises(UserError, match=r"PyPI recbole==0.0.0: ERROR: No matching distribution"):
-        fetch.download(data_set(source), root, progress=False)
+        download.download(data_set(source), root, progress=False)
 
 
 def test_find_names_the_places_and_the_command(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        fetch.find("ml-1m", ("a.dat", "b.dat"))
+        download.find("ml-1m", ("a.dat", "b.dat"))
     cache = tmp_path / "home" / ".cache" / "narrowcast" / "data" / "ml-1m"
     assert str(caught.value) == (
         f"ml-1m was not found: no a.dat or b.dat in {root / 'ml-1m'} or {cache}; run: narrowcast data fetch ml-1m"
     )
     cache.mkdir(parents=True)
     (cache / "b.dat").touch()
-    assert fetch.find("ml-1m", ("a.dat", "b.dat")) == cache
+    assert download.find("ml-1m", ("a.dat", "b.dat")) == cache
 
 
 def test_the_cache_is_written_where_the_named_root_cannot_be(
@@ -317,20 +317,20 @@ def test_the_cache_is_written_where_the_named_root_cannot_be(
     monkeypatch.setitem(SETS, "toy", data_set(source))
     occupied = root / "file"
     occupied.touch()
-    monkeypatch.setenv(fetch.VARIABLE, str(occupied))
-    assert fetch.fetch("toy", progress=False) == tmp_path / "home" / ".cache" / "narrowcast" / "data" / "toy"
+    monkeypatch.setenv(download.VARIABLE, str(occupied))
+    assert download.fetch("toy", progress=False) == tmp_path / "home" / ".cache" / "narrowcast" / "data" / "toy"
     monkeypatch.setenv("HOME", str(occupied))
     with pytest.raises(UserError, match="is writable; set NARROWCAST_DATA to a writable folder"):
-        fetch.fetch("toy", progress=False)
+        download.fetch("toy", progress=False)
 
 
 def test_a_folder_with_other_files_is_left_alone(root: Path) -> None:
     (root / "toy").mkdir()
     (root / "toy" / "mine").touch()
     with pytest.raises(UserError, match=r"toy holds other files but no ratings.dat; move it away"):
-        fetch.download(data_set(), root, progress=False)
+        download.download(data_set(), root, progress=False)
 
 
 def test_an_unknown_name_is_a_user_error() -> None:
     with pytest.raises(UserError, match="unknown data set 'ml-1b'; known: ml-100k, ml-1m, ml-latest-small"):
-        fetch.fetch("ml-1b", progress=True)
+        download.fetch("ml-1b", progress=True)

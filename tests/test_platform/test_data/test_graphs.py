@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from narrowcast.platform.data.block_model import BlockModel
-from narrowcast.platform.data.fetch import find
-from narrowcast.platform.data.graph_npz import GraphNPZ
-from narrowcast.platform.data.node_graph import UNKNOWN, neighbours
-from narrowcast.platform.data.planetoid import CiteSeer, Cora, PubMed
-from narrowcast.platform.data.planetoid_files import read_classes, read_edges, read_features
+from narrowcast.platform.data.download import find
+from narrowcast.platform.data.graph import UNKNOWN, GraphNPZ, neighbours
+from narrowcast.platform.data.planetoid import CiteSeer, Cora, PubMed, read_classes, read_edges, read_features
+from narrowcast.platform.data.synthetic import BlockModel
 from narrowcast.platform.errors import UserError
 from planetoid_set import pickled, write_planetoid
 
@@ -143,7 +141,7 @@ def _an_object_from_a_pointer() -> bytes:
 def test_a_pointer_in_a_pickle_is_refused_by_a_process_that_lives_on(tmp_path: Path) -> None:
     path = tmp_path / "ind.cora.x"
     path.write_bytes(_an_object_from_a_pointer())
-    read = "from pathlib import Path; from narrowcast.platform.data.planetoid_files import read_features as read\n"
+    read = "from pathlib import Path; from narrowcast.platform.data.planetoid import read_features as read\n"
     read += f"try: read(Path({str(path)!r}))\nexcept Exception as error: print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from narrowcast.platform.data.hugging_face import HuggingFace
+from narrowcast.platform.data.formats import HuggingFace
 from narrowcast.platform.errors import UserError
 
 FIELDS: dict[str, Any] = {"features": "x", "clients": 1, "validation_share": 0, "test_share": 0}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labelled_sets import check_dealt
-from narrowcast.platform.data.idx import MNIST, FashionMNIST, read_idx
+from narrowcast.platform.data.image_sets import MNIST, FashionMNIST, read_idx
 from narrowcast.platform.errors import UserError
 from small_sets import idx, write_idx
 

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from labelled_sets import check_dealt
-from narrowcast.platform.data.image_folder import ImageFolder
+from narrowcast.platform.data.image_sets import ImageFolder
 from narrowcast.platform.errors import UserError
 
 

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from narrowcast.platform.data.hugging_face import HuggingFace
-from narrowcast.platform.data.image_folder import ImageFolder
-from narrowcast.platform.data.images import alike, pixels
-from narrowcast.platform.data.torch_dataset import TorchDataset
+from narrowcast.platform.data.formats import HuggingFace, TorchDataset
+from narrowcast.platform.data.image_sets import ImageFolder
+from narrowcast.platform.data.own import alike, pixels
 from narrowcast.platform.errors import UserError
 
 RED, BLUE = (200, 30, 30), (30, 30, 200)

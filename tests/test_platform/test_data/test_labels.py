@@ -10,11 +10,9 @@ import datasets
 import numpy as np
 import pytest
 
-from narrowcast.platform.data.graph_npz import GraphNPZ
-from narrowcast.platform.data.hugging_face import HuggingFace
+from narrowcast.platform.data.formats import NPZ, HuggingFace, TorchDataset
+from narrowcast.platform.data.graph import GraphNPZ
 from narrowcast.platform.data.ncf import NCF
-from narrowcast.platform.data.npz import NPZ
-from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.errors import UserError
 
 N = 60

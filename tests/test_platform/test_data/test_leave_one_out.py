@@ -3,8 +3,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from narrowcast.platform.data.interactions import NO_ITEM, IntArray, Interactions
-from narrowcast.platform.data.leave_one_out import Events, Validation, leave_one_out
+from narrowcast.platform.data.interactions import NO_ITEM, Events, IntArray, Interactions, Validation, leave_one_out
 from narrowcast.platform.errors import UserError
 
 Rows = tuple[IntArray, IntArray, IntArray]

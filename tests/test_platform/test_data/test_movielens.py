@@ -6,9 +6,8 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from narrowcast.platform.data import fetch
-from narrowcast.platform.data.interactions import NO_ITEM, Interactions
-from narrowcast.platform.data.leave_one_out import Validation
+from narrowcast.platform.data import download
+from narrowcast.platform.data.interactions import NO_ITEM, Interactions, Validation
 from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, MovieLensLatestSmall
 from narrowcast.platform.data.ncf import NCF, write_ncf_train
 from narrowcast.platform.errors import UserError
@@ -74,7 +73,7 @@ def test_ml_latest_small() -> None:
 @pytest.mark.data("ml-1m/ml-1m.test.negative")
 @pytest.mark.parametrize(("validation", "train"), [("random", 988_129), ("none", 994_169)])
 def test_ml_1m_keeps_the_published_protocol(validation: Validation, train: int) -> None:
-    folder = fetch.find("ml-1m", ("ml-1m.test.negative",))
+    folder = download.find("ml-1m", ("ml-1m.test.negative",))
     data = MovieLens1M(validation=validation).load()
     assert (data.n_users, data.n_items, len(data.items)) == (6040, 3706, train)
     check_disjoint(data)
@@ -110,7 +109,7 @@ def ratings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "ml-1m" / "ratings.dat"
     path.parent.mkdir()
     path.write_text("".join(f"{u}::{m}::{s}::{t}\n" for u, m, s, t in RATINGS))
-    monkeypatch.setenv(fetch.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(download.VARIABLE, str(tmp_path))
     return path
 
 
@@ -256,7 +255,7 @@ def test_malformed_ratings_are_user_errors(
     path = tmp_path / "ml-latest-small" / "ratings.csv"
     path.parent.mkdir()
     path.write_text(text)
-    monkeypatch.setenv(fetch.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(download.VARIABLE, str(tmp_path))
     with pytest.raises(UserError, match=message) as caught:
         MovieLensLatestSmall().load()
     assert not isinstance(caught.value, pa.ArrowException)

@@ -14,10 +14,8 @@ from PIL import Image
 
 from encoder import CLASSES, LENGTH, N_TOKENS, make_texts
 from narrowcast.laws.data_laws import LAWS, Loaded
-from narrowcast.platform.data.hugging_face import HuggingFace
-from narrowcast.platform.data.npz import NPZ
+from narrowcast.platform.data.formats import NPZ, HuggingFace, TorchDataset
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.errors import UserError
 from narrowcast.runs.data_section import described
 

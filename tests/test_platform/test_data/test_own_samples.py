@@ -15,12 +15,10 @@ from PIL import Image
 
 from labelled_sets import check_dealt
 from narrowcast.laws.data_laws import LAWS, Loaded
-from narrowcast.platform.data.hugging_face import HuggingFace
-from narrowcast.platform.data.npz import NPZ
+from narrowcast.platform.data.formats import NPZ, HuggingFace, TorchDataset
 from narrowcast.platform.data.partition import Dirichlet, Natural
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.synthetic import Synthetic
-from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.errors import UserError
 
 RANDOM = np.random.default_rng(5)

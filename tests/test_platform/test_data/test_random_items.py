@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from narrowcast.platform.data.formats import TorchDataset
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.data.synthetic import Synthetic
-from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.errors import UserError
 
 MODULE = """

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from narrowcast.laws.data_laws import LAWS, Loaded
-from narrowcast.platform.data import fetch
+from narrowcast.platform.data import download
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.data.movielens import MovieLens1M
 from narrowcast.platform.data.ratings import Ratings
@@ -229,7 +229,7 @@ def test_a_missing_file_names_the_folders_searched(root: Path) -> None:
 
 def test_files_are_found_below_the_data_folder(ratings: Path) -> None:
     assert small(Path("shop.csv")).load().source == str(ratings)
-    assert fetch.roots()[0] == ratings.parent
+    assert download.roots()[0] == ratings.parent
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.platform.data import fetch
+from narrowcast.platform.data import download
 from narrowcast.platform.data.partition import IID
 from narrowcast.platform.data.plays import BY_CHARACTER, by_character
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.data.shakespeare import NAME, VOCABULARY, WINDOW, Shakespeare, tokens
+from narrowcast.platform.data.text import NAME, VOCABULARY, WINDOW, Shakespeare, tokens
 from narrowcast.platform.errors import UserError
 from small_sets import spoken, write_plays
 
@@ -25,7 +25,7 @@ def text(values: Any) -> str:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where three characters' texts are looked for: 400, 300 and 90 characters."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(fetch.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(download.VARIABLE, str(tmp_path))
     write_plays(tmp_path / NAME, {"p_A": spoken(400, 0), "p_B": spoken(300, 1), "p_C": spoken(90, 2)})
     return tmp_path
 
@@ -118,7 +118,7 @@ def test_too_few_characters_are_a_user_error(root: Path) -> None:
 
 @pytest.mark.data(NAME)
 def test_the_plays() -> None:
-    with lzma.open(fetch.find(NAME, (BY_CHARACTER,)) / BY_CHARACTER) as file:
+    with lzma.open(download.find(NAME, (BY_CHARACTER,)) / BY_CHARACTER) as file:
         texts = json.load(file)
     assert (len(texts), sum(map(len, texts.values()))) == (1340, 4_322_901)
     lengths = [len([c for c in re.sub(r"[ \t]+", " ", each) if c in VOCABULARY]) for each in texts.values()]
@@ -139,7 +139,7 @@ def test_the_plays() -> None:
 
 @pytest.mark.data(f"{NAME}/full-html.tar.xz")
 def test_the_pages_give_the_published_texts() -> None:
-    folder = fetch.find(NAME, (BY_CHARACTER,))
+    folder = download.find(NAME, (BY_CHARACTER,))
     texts: dict[str, str] = {}
     with tarfile.open(folder / "full-html.tar.xz") as archive:
         for name in sorted(name for name in archive.getnames() if name.endswith("full.html")):

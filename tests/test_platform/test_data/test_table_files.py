@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from narrowcast.platform.data.explicit_ratings import ExplicitRatings
+from narrowcast.platform.data.rating_matrix import ExplicitRatings
 from narrowcast.platform.data.ratings import Ratings
 from narrowcast.platform.errors import UserError
 

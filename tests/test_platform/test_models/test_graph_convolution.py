@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from narrowcast.algorithms.local_training.graph_training import GraphTraining
+from narrowcast.algorithms.local_training.graph import GraphTraining
 from narrowcast.laws.rehearsal import graph, samples
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.data.block_model import BlockModel
-from narrowcast.platform.data.node_graph import NodeGraph
+from narrowcast.platform.data.graph import NodeGraph
+from narrowcast.platform.data.synthetic import BlockModel
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.graph_convolution import GCN
+from narrowcast.platform.models.graph import GCN, adjacency_among, adjacency_of
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.models.sparse_products import adjacency_among, adjacency_of
+from narrowcast.platform.rounds.fleet import LogNormalFleet
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms, LocalUpdates
 
 

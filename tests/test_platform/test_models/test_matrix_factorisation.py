@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
 from per_client import synthetic
 
 

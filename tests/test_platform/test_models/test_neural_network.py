@@ -16,8 +16,16 @@ from torch import Tensor, nn
 from narrowcast.laws.rehearsal import numbers, samples, sequences
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.losses import AbsoluteLoss, CrossEntropy, Huber, Loss, SquaredLoss
-from narrowcast.platform.models.metrics import Accuracy, Metric, Perplexity
+from narrowcast.platform.models.measures import (
+    AbsoluteLoss,
+    Accuracy,
+    CrossEntropy,
+    Huber,
+    Loss,
+    Metric,
+    Perplexity,
+    SquaredLoss,
+)
 from narrowcast.platform.models.networks import CNN, MLP, CharLSTM, Softmax
 
 COUNTS = np.full(11, 4)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import narrowcast as nc
-from narrowcast.platform.data.explicit_ratings import ExplicitRatings
-from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.data.rating_matrix import ExplicitRatings
+from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN, rating_baselines
 from narrowcast.runs.outputs import baselines_entry
 from per_client import synthetic

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from command_line import assert_refused, narrowcast
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.state import start
-from narrowcast.runs.prepare import prepare
+from narrowcast.platform.rounds.state import start
+from narrowcast.runs.prepared import prepare
 from narrowcast.runs.verification import verify
 
 pytestmark = pytest.mark.filterwarnings(

@@ -21,7 +21,7 @@ import pytest
 import requests
 from mlflow import MlflowClient
 
-from narrowcast.platform.tracking.guarded_pages import guarded
+from narrowcast.platform.tracking.view import guarded
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 SECONDS = 100  # MLflow takes some to start
@@ -156,7 +156,7 @@ def test_the_token_is_in_no_log_and_no_list_of_processes(page: Page) -> None:
 
 
 def test_a_server_that_is_gone_is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("narrowcast.platform.tracking.guarded_pages._START_SECONDS", 0.2)
+    monkeypatch.setattr("narrowcast.platform.tracking.view._START_SECONDS", 0.2)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         root = f"http://127.0.0.1:{listening.getsockname()[1]}/"

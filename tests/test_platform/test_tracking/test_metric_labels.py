@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from narrowcast.platform.tracking.metric_direction import Declared
-from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, metrics_of, primary_metric
+from narrowcast.platform.tracking.metrics import Declared, format_metric, metric_label, metrics_of, primary_metric
 
 
 @pytest.mark.parametrize(

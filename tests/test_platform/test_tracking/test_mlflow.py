@@ -20,19 +20,19 @@ from mlflow import MlflowClient
 
 from command_line import assert_refused, narrowcast
 from mlflow_server import MlflowServer
-from narrowcast.platform.checkpoint import load_checkpoint
-from narrowcast.platform.config import flatten
+from narrowcast.platform.config.files import flatten
+from narrowcast.platform.config.run_fields import StoreAddress, Tracking
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking import mlflow_run
-from narrowcast.platform.tracking.journal import locked
-from narrowcast.platform.tracking.mlflow_store import pages_of_runs
-from narrowcast.platform.tracking.mlflow_view import set_up_view
-from narrowcast.platform.tracking.store_address import StoreAddress, Tracking
+from narrowcast.platform.rounds.state import RunState
+from narrowcast.platform.storage.checkpoint import load_checkpoint
+from narrowcast.platform.storage.journal import locked
+from narrowcast.platform.tracking import sender
+from narrowcast.platform.tracking.store import pages_of_runs
+from narrowcast.platform.tracking.view import set_up_view
 from narrowcast.runs import session
-from narrowcast.runs.late_delivery import send_missing
 from narrowcast.runs.outputs import git_commit, write_outputs
-from narrowcast.runs.prepare import prepare, prepare_resume
+from narrowcast.runs.prepared import prepare, prepare_resume
+from narrowcast.runs.session import send_missing
 from tracked_run import ROUNDS, TrackedRun, assert_each_round_is_there_once, load, nothing, run_tracked
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
@@ -114,7 +114,7 @@ def sizes(folder: Path) -> dict[str, int]:
 def test_what_is_too_large_for_the_store_stays_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mlflow_run, "_LARGEST_ARTIFACT_BYTES", 500_000)
+    monkeypatch.setattr(sender, "_LARGEST_ARTIFACT_BYTES", 500_000)
     played = run_tracked(tmp_path, load("tracking.system_metrics=false"))
     large = {name for name, size in sizes(played.folder).items() if size > 500_000}
     assert {name.partition("-")[0] for name in large} == {"round"}
@@ -169,8 +169,8 @@ def test_a_run_that_was_killed_before_it_knew_its_own_is_ended_by_the_next_of_it
         assert done.returncode == -signal.SIGKILL
         shutil.rmtree(tmp_path / "run")
     address = StoreAddress(f"sqlite:///{tmp_path}/mlflow.db")
-    other = mlflow_run.open_run(tmp_path / "other", Tracking(), {}, {}, {}, address)
-    last = mlflow_run.open_run(tmp_path / "run", Tracking(), {}, {}, {}, address)
+    other = sender.open_run(tmp_path / "other", Tracking(), {}, {}, {}, address)
+    last = sender.open_run(tmp_path / "run", Tracking(), {}, {}, {}, address)
     client = MlflowClient(address.uri)
     runs = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
     states = {each.info.run_id: each.info.status for each in runs}
@@ -228,7 +228,7 @@ def test_an_interrupt_while_the_result_is_written_finds_the_run_over(
         signal.raise_signal(signal.SIGINT)
         return write_outputs(*args)
 
-    monkeypatch.setattr("narrowcast.runs.prepare.write_outputs", write_interrupted)
+    monkeypatch.setattr("narrowcast.runs.prepared.write_outputs", write_interrupted)
     prepared = prepare(load("tracking.system_metrics=false"), tmp_path)
     with pytest.raises(KeyboardInterrupt):
         session.run(prepared, nothing, keep_checkpoints=False)

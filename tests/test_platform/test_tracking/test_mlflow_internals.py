@@ -13,18 +13,17 @@ from mlflow import MlflowClient
 from packaging.version import Version
 
 import narrowcast
-from narrowcast.platform.tracking import mlflow_internals
-from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
-from narrowcast.platform.tracking.mlflow_store import MLFLOW_SETTINGS
+from narrowcast.platform.tracking import store
+from narrowcast.platform.tracking.store import MLFLOW_SETTINGS, SystemMonitor
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 
 def test_no_later_version_is_installed() -> None:
-    installed, checked = mlflow.__version__, mlflow_internals.CHECKED_VERSION
+    installed, checked = mlflow.__version__, store.CHECKED_VERSION
     assert Version(installed) <= Version(checked), (
-        f"MLflow {installed} is installed, and platform/tracking/mlflow_internals.py was checked against {checked}: "
+        f"MLflow {installed} is installed, and platform/tracking/store.py was checked against {checked}: "
         "check that module against the new version, run the tests of tests/test_platform/test_tracking, then raise "
         "CHECKED_VERSION"
     )

@@ -15,14 +15,13 @@ import pytest
 from mlflow import MlflowClient
 
 from mlflow_server import MlflowServer
+from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.tracking import mlflow_run
+from narrowcast.platform.tracking import sender
 from narrowcast.platform.tracking.cursor import Cursor
-from narrowcast.platform.tracking.store_address import StoreAddress
 from narrowcast.runs import session
-from narrowcast.runs.late_delivery import send_missing
-from narrowcast.runs.prepare import prepare, prepare_resume
-from narrowcast.runs.recorder import OnRound
+from narrowcast.runs.prepared import prepare, prepare_resume
+from narrowcast.runs.session import OnRound, send_missing
 from tracked_run import ROUNDS, TrackedRun, assert_each_round_is_there_once, load, nothing, run_tracked
 
 pytestmark = pytest.mark.slow
@@ -93,7 +92,7 @@ def test_a_store_that_comes_back_in_time_has_everything_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
     back_after: int,
 ) -> None:
-    monkeypatch.setattr(mlflow_run, "_RETRY_SECONDS", 60.0)  # only a new round, or the end, makes it try again
+    monkeypatch.setattr(sender, "_RETRY_SECONDS", 60.0)  # only a new round, or the end, makes it try again
     experiment = load(f"tracking.uri={server.uri}", "tracking.system_metrics=false")
     prepared = prepare(experiment, tmp_path)
     result = session.run(prepared, at({3: server.kill, back_after: server.start}))
@@ -110,11 +109,11 @@ def test_the_machines_load_is_logged_again_once_the_store_is_back(
     server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
-    monkeypatch.setattr(mlflow_run, "_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "_RETRY_SECONDS", 0.2)
     played = run_tracked(tmp_path, load(f"tracking.uri={server.uri}", "tracking.system_metrics=false"))
     run_id = played.run.info.run_id
     played.client.update_run(run_id, status="RUNNING")
-    stop = mlflow_run.monitor_system(StoreAddress(server.uri), run_id, enabled=True, resume=False)
+    stop = sender.monitor_system(StoreAddress(server.uri), run_id, enabled=True, resume=False)
 
     def samples(least: int) -> int:
         deadline = time.monotonic() + 60

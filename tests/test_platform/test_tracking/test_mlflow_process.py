@@ -18,10 +18,11 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
+from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import StoreError, UserError
+from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.tracking import second_process as module
 from narrowcast.platform.tracking.cursor import Cursor
-from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.second_process import (
     SecondProcess,
     begin,
@@ -30,7 +31,6 @@ from narrowcast.platform.tracking.second_process import (
     run_figures,
     second_process,
 )
-from narrowcast.platform.tracking.store_address import StoreAddress
 
 TOKEN = "t0k3n-of-a-test"
 

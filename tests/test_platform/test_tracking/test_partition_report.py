@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.tracking.partition_report import (
+from narrowcast.platform.data.scikit_learn import Digits
+from narrowcast.platform.tracking.partition import (
     FIGURE,
     TABLE,
     class_counts,

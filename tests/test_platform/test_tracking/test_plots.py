@@ -10,18 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from narrowcast.platform.tracking.curves import ROUND, TIME, UPLINK, Cost, running_mean
-from narrowcast.platform.tracking.journal import CLIENTS, ROUNDS
-from narrowcast.platform.tracking.run_figures import figures_of_files, run_figures
-from narrowcast.platform.tracking.run_plots import (
+from narrowcast.platform.storage.journal import CLIENTS, ROUNDS
+from narrowcast.platform.tracking.figures import (
     accuracy_figure,
     as_png,
     client_figure,
+    figures_of_files,
     log_axis,
     loss_figure,
     new_figure,
     rank_colours,
+    run_figures,
 )
+from narrowcast.platform.tracking.metrics import ROUND, TIME, UPLINK, Cost, running_mean
 from narrowcast.platform.types import NO_RANK
 
 ALL_FIGURES = [

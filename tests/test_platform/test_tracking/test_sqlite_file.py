@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from narrowcast.platform.tracking import sqlite_file
-from narrowcast.platform.tracking.mlflow_run import check_store
-from narrowcast.platform.tracking.store_address import StoreAddress
+from narrowcast.platform.config.run_fields import StoreAddress
+from narrowcast.platform.tracking import store
+from narrowcast.platform.tracking.sender import check_store
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -25,8 +25,8 @@ def _die_while_making(uri: str) -> None:
             database.execute("CREATE TABLE issues (id INTEGER)")
         os._exit(9)
 
-    sqlite_file._with_tables = some_tables
-    sqlite_file.make_sqlite_file(uri)
+    store._with_tables = some_tables
+    store.make_sqlite_file(uri)
 
 
 def test_a_store_that_was_being_made_by_a_killed_process_is_made_anew(
@@ -48,14 +48,14 @@ def test_a_store_is_copied_from_the_cache_unless_that_is_damaged(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first, copied, anew = (tmp_path / f"{name}.db" for name in ("first", "copied", "anew"))
-    sqlite_file.make_sqlite_file(f"sqlite:///{first}")
-    sqlite_file.make_sqlite_file(f"sqlite:///{copied}")
+    store.make_sqlite_file(f"sqlite:///{first}")
+    store.make_sqlite_file(f"sqlite:///{copied}")
     assert copied.read_bytes() == first.read_bytes()
     (kept,) = (tmp_path / "cache" / "narrowcast").iterdir()
     kept.write_bytes(kept.read_bytes()[:-1])
     made: list[Path] = []
-    monkeypatch.setattr(sqlite_file, "_with_tables", lambda path: (made.append(path), path.write_bytes(b"tables")))
-    sqlite_file.make_sqlite_file(f"sqlite:///{anew}")
+    monkeypatch.setattr(store, "_with_tables", lambda path: (made.append(path), path.write_bytes(b"tables")))
+    store.make_sqlite_file(f"sqlite:///{anew}")
     assert made
     assert anew.read_bytes() == b"tables"
 
@@ -63,5 +63,5 @@ def test_a_store_is_copied_from_the_cache_unless_that_is_damaged(
 def test_a_store_in_place_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     path.write_bytes(b"a database")
-    sqlite_file.make_sqlite_file(f"sqlite:///{path}")
+    store.make_sqlite_file(f"sqlite:///{path}")
     assert path.read_bytes() == b"a database"

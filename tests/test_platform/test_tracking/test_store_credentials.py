@@ -17,10 +17,10 @@ from mlflow.tracking._tracking_service import utils
 
 from command_line import Said, assert_refused, narrowcast
 from mlflow_server import MlflowServer
+from narrowcast.platform.config.run_fields import StoreAddress, Tracking, host_of
 from narrowcast.platform.errors import StoreError, UserError, warn_once
-from narrowcast.platform.tracking.mlflow_store import send_rounds
-from narrowcast.platform.tracking.store_address import StoreAddress, Tracking, host_of
-from narrowcast.platform.tracking.study_run import StudyStore
+from narrowcast.platform.tracking.store import send_rounds
+from narrowcast.platform.tracking.study_sender import StudyStore
 from recording_host import RecordingHost, recording_host
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.

@@ -9,15 +9,14 @@ import pytest
 from mlflow import MlflowClient
 from rich.console import Console
 
-from narrowcast.api.functions import compare
+from narrowcast.api import compare
 from narrowcast.cli.run_tables import result_table
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.metric_direction import is_better, lower_is_better
-from narrowcast.platform.tracking.targets import RunTargetCost, check_targets, target_costs
+from narrowcast.platform.tracking.metrics import RunTargetCost, check_targets, is_better, lower_is_better, target_costs
 from narrowcast.runs import session
 from narrowcast.runs.comparison_tables import targets_table
-from narrowcast.runs.prepare import prepare
+from narrowcast.runs.prepared import prepare
 from narrowcast.runs.result import load_result
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.

@@ -1,19 +1,35 @@
 """The transcript of a server: everything that it may see of a run of matrix factorisation, and nothing else.
 
 Letters: N items, d factors, k columns of an update (d, or the rank), C clients of a cohort.
+
+The recorder of a transcript: three taps at the borders between server and clients of a real run.
+
+The taps stand where messages cross: around the executor (broadcast, uploads), around the clients' key store (what they
+reveal) and around the opening of the sum. They change nothing that passes. With chunks of one client, a chunk's partial
+sum is what the server decodes of that client's payload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.client.sums import ROWS, WEIGHT
+from narrowcast.algorithms.codecs.messages import RowLayout, RowsPayload
+from narrowcast.algorithms.federated.shared_basis import draw_components
+from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.round_keys import RoundKeys
-from narrowcast.platform.types import BoolArray, FloatArray, IntArray
+from narrowcast.algorithms.secure.participation import RoundKeys
+from narrowcast.algorithms.secure.unmasking import protected_groups
+from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.contracts import Algorithm, Executor, Task
+from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.rounds.client_contracts import ClientKeyStore, SecureRounds
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, IntArray
 
 Floats = NDArray[np.float32]
 
@@ -121,3 +137,168 @@ class Transcript:
     def uploads(self, client: int) -> list[tuple[RoundTranscript, ReadableUpload]]:
         """Return the uploads of a client that the server reads, with their rounds."""
         return [(each, upload) for each in self.rounds for upload in each.readable if upload.client == client]
+
+
+_BASIS = "basis"
+_TO_THE_SERVER = ("public", "begin", "sign", "reveal", "open")
+"""The calls of the key store whose answers the server receives; `secrets` go to the clients' hosts."""
+
+
+@dataclass
+class TranscriptRecorder:
+    """Collects the rounds of a run of `algorithm` whose chunks have one client each.
+
+    `popularity` [N] is as in `Transcript`.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    popularity: FloatArray
+    rounds: list[RoundTranscript] = field(default_factory=list)
+    _told: dict[int, dict[str, Arrays]] = field(default_factory=dict)
+
+    def executor(self, inner: Executor) -> Executor:
+        """Return an executor that trains as `inner` does, and records."""
+        return _ExecutorTap(self, inner)
+
+    def key_store(self, inner: ClientKeyStore) -> ClientKeyStore:
+        """Return a key store that answers as `inner` does, and records what it tells the server."""
+        return _KeyStoreTap(self, inner)
+
+    def secure_rounds(self, inner: SecureRounds) -> SecureRounds:
+        """Return the server's side that opens sums as `inner` does, and records them."""
+        return _OpeningTap(self, inner)
+
+    def transcript(self) -> Transcript:
+        """Return what was recorded."""
+        rounds = [replace(each, told=self._told.get(each.round_index, {})) for each in self.rounds]
+        task, algorithm = self.task, self.algorithm
+        messages = algorithm.messages(task) if isinstance(algorithm, SecureAggregation) else None
+        return Transcript(
+            task.seed, task.training.negatives, task.data.examples, self.popularity, tuple(rounds), messages
+        )
+
+    def record_told(self, method: str, round_index: int, answer: Arrays) -> None:
+        """Record the answer of the key store to a call by the server."""
+        if method in _TO_THE_SERVER:
+            self._told.setdefault(round_index, {})[method] = answer
+
+    def record_uploads(self, broadcast: Arrays, chunks: Sequence[Chunk], results: Sequence[ChunkResult]) -> None:
+        """Record a round's broadcast and uploads."""
+        if not chunks:
+            return
+        assert all(len(chunk.clients) == 1 for chunk in chunks), "chunks of one client show what each of them sent"
+        cohort = np.concatenate([chunk.clients for chunk in chunks])
+        ledgers, round_index = [result.ledger for result in results], chunks[0].round_index
+        basis = np.asarray(broadcast[_BASIS]) if _BASIS in broadcast else None
+        item_factors = np.asarray(broadcast[ITEM_FACTORS])
+        columns = item_factors.shape[1] if basis is None else len(basis)
+        ranks = np.array([int(each.rank[0]) for each in ledgers])
+        components = draw_components(np.where(ranks < 0, columns, ranks), columns, cohort, self.task.seed, round_index)
+        seen = [
+            self._upload(chunk, result, own) for chunk, result, own in zip(chunks, results, components, strict=True)
+        ]
+        self.rounds.append(
+            RoundTranscript(
+                round_index,
+                cohort,
+                np.array([int(each.uplink_bits[0]) for each in ledgers]),
+                np.array([bool(each.delivered[0]) for each in ledgers]),
+                item_factors,
+                basis,
+                components,
+                keys=chunks[0].relayed,
+                readable=tuple(each for each in seen if isinstance(each, ReadableUpload)),
+                protected=tuple(each for each in seen if isinstance(each, ProtectedUpload)),
+            )
+        )
+
+    def record_opened(self, results: Sequence[ChunkResult]) -> None:
+        """Record the sum that the server opened, if it opened one."""
+        if results and any(result.ledger.delivered.any() for result in results):
+            arrays = results[0].partial
+            opened = OpenedSum(np.asarray(arrays[ROWS]), np.asarray(arrays[WEIGHT]))
+            self.rounds[-1] = replace(self.rounds[-1], opened=opened)
+
+    def _upload(self, chunk: Chunk, result: ChunkResult, columns: NDArray[np.bool_]) -> Any:
+        if not result.ledger.delivered[0]:
+            return None
+        client = int(chunk.clients[0])
+        if not isinstance(self.algorithm, SecureAggregation):
+            return self._readable(client, result, columns)
+        groups = protected_groups(result.partial)
+        if self.algorithm.scheme.kind != "plain":
+            return ProtectedUpload(client, groups)
+        messages = chunk.relayed.messages(self.algorithm.messages(self.task))
+        sums = [
+            messages.scheme.open_sum(group, groups[place], messages.fixed_point) if place in groups else None
+            for place, group in enumerate(messages.layout.groups)
+        ]
+        return _rows_of(client, messages.fixed_point.total(sums, messages.layout))
+
+    def _readable(self, client: int, result: ChunkResult, columns: NDArray[np.bool_]) -> ReadableUpload:
+        """Return an upload as the server reads it; float32 rows by way of their bytes, whose length is checked."""
+        upload, algorithm = _rows_of(client, result.partial), self.algorithm
+        if algorithm.traits.codec:
+            return upload
+        layout: RowLayout = optional(algorithm, "rows", "touched")
+        mask = optional(algorithm, "aggregation") != "weighted"
+        own = upload.values[:, columns]
+        data = RowsPayload(self.task.data.n_items, upload.rows, own, layout, mask).to_bytes()
+        assert 8 * len(data) == int(result.ledger.uplink_bits[0]), "the ledger counts these bytes"
+        sent = RowsPayload.from_bytes(data)
+        values = np.zeros((len(sent.rows), len(columns)), dtype=np.float32)
+        values[:, columns] = sent.values
+        if mask or layout == "touched":
+            return ReadableUpload(client, sent.rows, values)
+        nonzero = values.any(axis=1)
+        return ReadableUpload(client, sent.rows[nonzero], values[nonzero])
+
+
+def _rows_of(client: int, partial: Arrays) -> ReadableUpload:
+    """Return the rows of one client's partial sum: those that it counts, or else those that are not zero."""
+    values, counts = np.asarray(partial[ROWS]), np.asarray(partial[WEIGHT])
+    rows = np.flatnonzero(counts.any(axis=1) if len(counts) == len(values) else values.any(axis=1))
+    # The server knows the weight of a client, and divides by it.
+    weight = float(counts[0, 0]) if counts.shape == (1, 1) else 1.0
+    return ReadableUpload(client, rows, (values[rows] / np.float32(weight)).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class _ExecutorTap:
+    recorder: TranscriptRecorder
+    inner: Executor
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        results = self.inner.train(broadcast, chunks)
+        self.recorder.record_uploads(broadcast, chunks, results)
+        return results
+
+
+@dataclass(frozen=True)
+class _KeyStoreTap:
+    recorder: TranscriptRecorder
+    inner: ClientKeyStore
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        answer = self.inner.call(method, round_index, arrays)
+        self.recorder.record_told(method, round_index, answer)
+        return answer
+
+
+@dataclass(frozen=True)
+class _OpeningTap:
+    recorder: TranscriptRecorder
+    inner: SecureRounds
+
+    @property
+    def answered_round(self) -> int:
+        return self.inner.answered_round
+
+    def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        return self.inner.before(chunks)
+
+    def after(self, results: list[ChunkResult]) -> list[ChunkResult]:
+        opened = self.inner.after(results)
+        self.recorder.record_opened(opened)
+        return opened

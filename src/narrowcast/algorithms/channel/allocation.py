@@ -1,23 +1,219 @@
 """Uplink allocation: bits for each client of a round, within the rate region and the round's upload time.
 
 Every rule gives 0 bits to clients that cannot afford their least payload, and divides the capacity among the rest.
+
+The exact minimiser of a separable convex error over a polymatroid, by decomposition.
+
+Solve with the constraint of all users alone. If sets of users then exceed their own capacity, the most violated one is
+tight in the solution: it and the others (given what it takes) are two smaller problems of the same kind.
+
+Reference: Groenevelt, European Journal of Operational Research 54, 1991; Fujishige, Submodular Functions and
+Optimization, section 8. Tested against general solvers in `test_allocation.py`.
+
+Rounding of a continuous allocation to feasible payloads, such as the points of a curve.
+
+The exact solution is rounded down, which stays in the region. Then users take one step up wherever that fits, and one
+user's step is exchanged for another's, as long as the total error falls. No such step or exchange improves the result;
+the error of the continuous solution is a lower bound.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
-from narrowcast.algorithms.channel.decomposition import affordable, check_seconds, least_error
-from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
-from narrowcast.algorithms.channel.error_curves import ErrorCurves, Shares, check_weights
-from narrowcast.algorithms.channel.regions import TOLERANCE, Region
-from narrowcast.algorithms.channel.rounding import whole_points
+from narrowcast.algorithms.channel.curves import DistortionCurves, ErrorCurves, Shares, check_weights
+from narrowcast.algorithms.channel.regions import TOLERANCE, Independent, Region, contains, name_of, overloaded
+from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.section import Section
-from narrowcast.platform.types import FloatArray, IntArray
+from narrowcast.platform.types import BoolArray, FloatArray, IntArray
+
+# Relative tolerance of a set's capacity while dividing, well within the `TOLERANCE` of the result.
+_DIVISION = 1e-12
+
+
+def least_error(errors: ErrorCurves, region: Region, seconds: float, lower: FloatArray | None = None) -> FloatArray:
+    """Return the bits x [n] of least total error with x >= lower and x / seconds in the region.
+
+    The whole capacity is allocated, up to the last points of `DistortionCurves`. Cost: O(n log n) for each tight set,
+    at most 2 n - 1 of them.
+
+    Raise `UserError` for seconds not above 0, and for lower bounds, or `errors.min_bits()`, outside the region.
+    """
+    check_seconds(seconds)
+    lower = np.zeros(len(region)) if lower is None else lower
+    if len(errors) != len(region) or lower.shape != (len(region),):
+        raise UserError(f"{len(region)} links, but errors of {len(errors)} users and {len(lower)} lower bounds")
+    lower = np.maximum(errors.min_bits(), lower)
+    if (beyond := out_of_reach(region, seconds, lower)) is not None:
+        raise UserError(beyond)
+    bits = _divide(errors, region, seconds, lower)
+    return np.minimum(bits, np.maximum(errors.max_bits(), lower))
+
+
+def _divide(errors: ErrorCurves, region: Region, seconds: float, lower: FloatArray) -> FloatArray:
+    if isinstance(region, Independent):
+        return np.maximum(region.rates * seconds, lower)
+    bits = np.zeros(len(region))
+    problems = [(np.arange(len(region)), region)]
+    while problems:
+        users, part = problems.pop()
+        everyone = np.arange(len(users))
+        total = seconds * part.capacity_of(everyone)
+        alone = len(users) == 1
+        share = np.full(1, total) if alone else errors.take(users).split(total, lower[users])
+        violated = overloaded(part, share / seconds, _DIVISION)
+        if alone or not violated.any() or violated.all():
+            bits[users] = np.maximum(share, lower[users])
+        else:
+            problems.append((users[violated], part.take(everyone[violated])))
+            problems.append((users[~violated], part.contracted(everyone[violated])))
+    return bits
+
+
+def out_of_reach(region: Region, seconds: float, lower: FloatArray) -> str | None:
+    """Return one line on why lower bounds [n] are infeasible; None if they are feasible."""
+    everyone = np.arange(len(region))
+    if lower.shape != everyone.shape or not (np.isfinite(lower) & (lower >= 0)).all():
+        return f"lower bounds must be {len(region)} finite numbers of bits, none negative; got {lower}"
+    users = everyone[overloaded(region, lower / seconds)]
+    if not len(users):
+        return None
+    carried = seconds * region.capacity_of(users)
+    named = f"users {name_of(users.tolist())}" if len(users) <= 10 else f"{len(users)} of the users"
+    return (
+        f"{named} need at least {lower[users].sum():.6g} bits and their links carry {carried:.6g} "
+        f"in {seconds:g} s; lower the bounds, give more seconds or leave users out"
+    )
+
+
+def affordable(region: Region, seconds: float, lower: FloatArray) -> BoolArray:
+    """Return the users that take part, as a mask [n]: admitted greedily while all can have their lower bounds.
+
+    Users are tried in ascending order of lower bound / single-user capacity. With equal bounds and a Gaussian region no
+    choice admits more users. Users whose links carry nothing are left out.
+    """
+    everyone = np.arange(len(region))
+    alone = seconds * region.single_rates()
+    able = (alone > 0) & (lower <= alone * (1 + TOLERANCE))
+    candidates = everyone[able]
+    candidates = candidates[np.argsort(lower[candidates] / alone[candidates], kind="stable")]
+    inside = np.zeros(len(region), dtype=bool)
+    while len(candidates):
+        # an infeasible run stays so when users are added: bisect for the longest feasible one
+        fits, too_many = 0, len(candidates) + 1
+        middle = len(candidates)
+        while too_many - fits > 1:
+            users = np.concatenate([everyone[inside], candidates[:middle]])
+            if overloaded(region.take(users), lower[users] / seconds).any():
+                too_many = middle
+            else:
+                fits = middle
+            middle = (fits + too_many) // 2
+        inside[candidates[:fits]] = True
+        refused, candidates = candidates[fits : fits + 1], candidates[fits + 1 :]
+        if region.ordered:  # users with less capacity and larger bounds than the refused one do not fit either
+            candidates = candidates[(alone[candidates] > alone[refused]) | (lower[candidates] < lower[refused])]
+    return inside
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise `UserError` unless the upload time is finite and above 0."""
+    if not (np.isfinite(seconds) and seconds > 0):
+        raise UserError(f"seconds = {seconds}; an upload needs a finite time above 0")
+
+
+_WORTH_IT = 1e-9
+"""Least gain, relative to the total error; smaller ones are worth `TOLERANCE` of a capacity and would never end."""
+
+
+def whole_points(curves: DistortionCurves, region: Region, seconds: float, lower: FloatArray | None = None) -> IntArray:
+    """Return the point of its curve that each user sends, [n], with small total error.
+
+    Raise `UserError` if the lower bounds, or the first points at or above them, are infeasible.
+    """
+    exact = least_error(curves, region, seconds, lower)
+    bounds = np.maximum(curves.min_bits(), 0.0 if lower is None else lower)
+    if (short := np.flatnonzero(bounds > curves.max_bits())).size:
+        user = short[0]
+        raise UserError(
+            f"user {user}: at least {bounds[user]:g} bits, but its curve ends at {curves.max_bits()[user]:g} bits"
+        )
+    least = curves.ceiling(bounds)
+    grid = _Points(curves, least)
+    start = np.maximum(least, curves.floor(exact * (1 + 1e-12)))
+    if not contains(region, grid.bits(start) / seconds):
+        start = least
+    if not contains(region, grid.bits(start) / seconds):
+        raise UserError("the first points above the lower bounds need more than the links carry; give more seconds")
+    return exchange(grid, region, seconds, start)
+
+
+class Grid(Protocol):
+    """The payloads that can be sent, as steps in ascending order for each user; all [n]."""
+
+    @property
+    def least(self) -> IntArray:
+        """The lowest steps that are allowed."""
+        ...
+
+    def bits(self, steps: IntArray) -> FloatArray:
+        """Return the bits of these steps."""
+        ...
+
+    def values(self, steps: IntArray) -> FloatArray:
+        """Return the errors that these steps leave."""
+        ...
+
+    def up(self, steps: IntArray) -> IntArray:
+        """Return the next step with more bits; the same step if there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Points:
+    curves: DistortionCurves
+    least: IntArray
+
+    def bits(self, steps: IntArray) -> FloatArray:
+        return self.curves.bits[np.arange(len(steps)), steps]
+
+    def values(self, steps: IntArray) -> FloatArray:
+        return self.curves.weight * self.curves.distortion[np.arange(len(steps)), steps]
+
+    def up(self, steps: IntArray) -> IntArray:
+        above = np.minimum(steps + 1, self.curves.bits.shape[1] - 1)
+        return np.where(self.bits(above) > self.bits(steps), above, steps)
+
+
+def exchange(grid: Grid, region: Region, seconds: float, start: IntArray) -> IntArray:
+    """Take steps up, and exchanges of a user's step for another's, best first, until none improves; return [n]."""
+    steps = start.copy()
+    n_users = len(steps)
+    while True:
+        higher, lower = grid.up(steps), np.maximum(steps - 1, grid.least)
+        bits, values = grid.bits(steps), grid.values(steps)
+        # [up, down], the last column: no user down. Bits that others of a user's tightest set give up are available to
+        # it in that set, though not yet in other sets.
+        gain = (values - grid.values(higher))[:, None] - np.append(grid.values(lower) - values, 0.0)
+        slack, limiting = region.slack(bits * (1 - TOLERANCE) / seconds)
+        freed = np.column_stack([limiting * (bits - grid.bits(lower)), np.zeros(n_users)])
+        fits = ((grid.bits(higher) - bits)[:, None] - freed) * (1 - TOLERANCE) <= seconds * slack[:, None]
+        worth = fits & (gain > _WORTH_IT * np.abs(values).sum())
+        worth[:, :n_users] &= (lower < steps) & ~np.eye(n_users, dtype=bool)
+        ups, downs = np.nonzero(worth)
+        for place in np.argsort(-gain[worth], kind="stable"):
+            changed = steps.copy()
+            changed[ups[place]] = higher[ups[place]]
+            if downs[place] < n_users:
+                changed[downs[place]] = lower[downs[place]]
+            if contains(region, grid.bits(changed) / seconds):
+                steps = changed
+                break
+        else:
+            return steps
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
-from narrowcast.algorithms.codecs.message_header import HEADER_BITS
+from narrowcast.algorithms.channel.curves import DistortionCurves
+from narrowcast.algorithms.codecs.wire import HEADER_BITS
 from narrowcast.platform.types import FloatArray, IntArray
 
 STEPS = np.geomspace(0.02, 6.0, 72)

@@ -1,4 +1,9 @@
-"""The links of a cohort in a round, and the channels that draw them."""
+"""The links of a cohort in a round, and the channels that draw them.
+
+Random numbers of a channel: one per client, keyed by (seed, purpose, block of rounds, client).
+
+Imperfect knowledge of the uplink's gains: rates are planned on estimates, and lost where they are too high.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from pydantic import Field
 
 from narrowcast.algorithms.channel.regions import Region, undecodable
+from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import BoolArray, FloatArray, Profiles
+from narrowcast.platform.seeds import Words, stream_keys, uniform_bits
+from narrowcast.platform.types import BoolArray, FloatArray, IntArray, Profiles
 
 
 @dataclass(frozen=True)
@@ -68,3 +76,62 @@ def check_cohort(profiles: Profiles) -> None:
 def nobody_lost(profiles: Profiles) -> BoolArray:
     """Return a mask without outages, [C]."""
     return np.zeros(len(profiles), dtype=bool)
+
+
+FOR_THE_WHOLE_RUN = 0
+"""The block of draws that hold for the whole run: distances, shadowing. Blocks of rounds count from 1."""
+
+
+def block_of(round_index: int, coherence: int) -> int:
+    """Return the block of a round, if the channel is constant for `coherence` rounds."""
+    return 1 + (round_index - 1) // coherence
+
+
+def uniforms(seed: int, purpose: str, block: int, clients: IntArray) -> FloatArray:
+    """Return uniform numbers in the open interval (0, 1), [C]."""
+    return _uniform(stream_keys(seed, purpose, block, clients), 0)
+
+
+def exponentials(seed: int, purpose: str, block: int, clients: IntArray) -> FloatArray:
+    """Return exponential numbers with mean 1, [C]: the power gain |h|^2 of Rayleigh fading."""
+    return -np.log1p(-uniforms(seed, purpose, block, clients))
+
+
+def normals(seed: int, purpose: str, block: int, clients: IntArray) -> FloatArray:
+    """Return standard normal numbers, [C], by the Box-Muller transform."""
+    keys = stream_keys(seed, purpose, block, clients)
+    return np.sqrt(-2 * np.log(_uniform(keys, 0))) * np.cos(2 * np.pi * _uniform(keys, 1))
+
+
+def _uniform(keys: Words, counter: int) -> FloatArray:
+    words = uniform_bits(keys, np.full(len(keys), counter, dtype=np.int64))
+    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+class GainEstimates(Section):
+    """Base of the channels whose uplink gains are known with an error, to the server and to the clients alike.
+
+    The estimate of a gain g is g 10^(sigma Z / 10), with sigma = `csi_error_decibel` and a standard normal Z for each
+    client and block of rounds: the log-normal error of Viterbi and Viterbi, Erlang Capacity of a Power Controlled CDMA
+    System, IEEE JSAC 11(6), 1993. Rates are planned for the estimate less `back_off_decibel`, and an upload is lost if
+    the planned rates exceed what the gains themselves carry (`Links.lost_at`). With both at 0 nothing is lost.
+    """
+
+    csi_error_decibel: float = Field(
+        0.0, ge=0, le=30, description="standard deviation of the estimate of an uplink gain; 0: known exactly"
+    )
+    back_off_decibel: float = Field(
+        0.0, ge=-30, le=100, description="how far below the estimated gain uplink rates are planned"
+    )
+
+    @property
+    def knows_gains(self) -> bool:
+        """Return whether rates are planned for the gains themselves."""
+        return self.csi_error_decibel == 0 and self.back_off_decibel == 0
+
+    def planned(self, snr: FloatArray, seed: int, block: int, clients: IntArray) -> FloatArray:
+        """Return the SNRs that rates are planned for, linear, [C]; `snr` [C] are those of the channel."""
+        if self.knows_gains:
+            return snr
+        error = self.csi_error_decibel * normals(seed, "csi error", block, clients)
+        return snr * 10 ** ((error - self.back_off_decibel) / 10)

@@ -12,12 +12,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.factors import LEFT, RIGHT, Rank, as_matrix
-from narrowcast.algorithms.codecs.message_header import FLOAT32, dtype_of
-from narrowcast.algorithms.codecs.stage import Shapes, Tensors, ValueStage
-from narrowcast.algorithms.codecs.svd import truncated_svd
-from narrowcast.algorithms.codecs.wire import Reader, varint
+from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, ValueStage
+from narrowcast.algorithms.codecs.low_rank import LEFT, RIGHT, Rank, as_matrix, truncated_svd
+from narrowcast.algorithms.codecs.wire import FLOAT32, Reader, dtype_of, varint
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, BoolArray, Dtype, FloatArray
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
-from narrowcast.algorithms.codecs.stage import NO_STATE
+from narrowcast.algorithms.codecs.chain import NO_STATE, Codec, EncodedUpdate
 from narrowcast.platform.types import Arrays
 
 _INTERPOLATIONS = 6  # further tries bisect the remaining range of levels

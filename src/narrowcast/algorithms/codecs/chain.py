@@ -8,34 +8,151 @@ bytes. If the chain ends early, values are sent as they are and symbols at a fix
 Only data that the receiver does not know is sent. It knows the codec, the tensors' names and shapes, and the key: a
 64-bit word of `seeds.stream_keys`, from the run's seed, the round and the client, so that rotations, dithers and bases
 cost nothing. It does not know the levels, which a client may choose, so they are sent.
+
+Stages of a codec: their base classes and the contracts with the stages around them.
+
+The registry of codec stages, and the type of a field that takes a chain of them.
+
+All values of an update as one vector, and back.
 """
 
 from __future__ import annotations
 
+import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from math import prod
-from typing import Any, Self
+from math import ceil, prod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from narrowcast.algorithms.codecs.message_header import FLOAT32
-from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
-from narrowcast.algorithms.codecs.stage import (
-    NO_STATE,
-    Quantiser,
-    Shapes,
-    Stage,
-    SymbolStage,
-    Tensors,
-    ValueStage,
-    check_values,
-)
-from narrowcast.algorithms.codecs.wire import Reader
+from narrowcast.algorithms.codecs.wire import FLOAT32, Reader, pack, packed_bytes, unpack
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.kinds import Registry
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.seeds import Words, uniform_bits
 from narrowcast.platform.types import Arrays, Dtype, IntArray, PayloadError
+
+if TYPE_CHECKING:
+    pass
+
+Tensors = dict[str, NDArray[Any]]
+Shapes = Mapping[str, tuple[int, ...]]
+Signal = Literal["values", "symbols", "bytes"]
+"""The data passed between two stages."""
+
+NO_STATE: Arrays = {}
+
+
+LARGEST_VALUE = 2.0**96
+"""Largest magnitude of a value: far above any update, and low enough for all norms and scales to fit float32."""
+
+
+class UnsendableUpdateError(ValueError):
+    """An update that cannot be encoded: it has values that are NaN, infinite, or beyond `LARGEST_VALUE`."""
+
+
+class Stage(Section, ABC):
+    """A stage of the chain; its fields are its hyper-parameters."""
+
+    takes: ClassVar[Signal] = "values"
+    gives: ClassVar[Signal] = "values"
+    of_whole: ClassVar[bool] = False
+    """True if the stage needs all rows of a matrix in one tensor, as for a memory or factors."""
+    kind: str
+
+    @property
+    def remembers(self) -> bool:
+        """Return whether clients keep state from round to round."""
+        return False
+
+
+class ValueStage(Stage):
+    """A stage that takes values; `write` and `read` are inverses and call `rest` for the remaining chain."""
+
+    @abstractmethod
+    def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
+        """Return the bytes of these tensors, and the client's state after sending them."""
+
+    @abstractmethod
+    def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
+        """Return the decoded tensors; raise `PayloadError` if the bytes are malformed."""
+
+    @abstractmethod
+    def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
+        """Return the largest size of tensors of these shapes; exact if no stage's size depends on the values."""
+
+    def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
+        """Return a client's state before its first round."""
+        del shapes, rest
+        return NO_STATE
+
+
+class Transform(ValueStage):
+    """A stage that gives other values, whose shapes both sides know."""
+
+    @abstractmethod
+    def inner_shapes(self, shapes: Shapes) -> Shapes:
+        """Return the shapes of the tensors passed to `rest`."""
+
+    def side_bytes(self, shapes: Shapes) -> int:
+        """Return the most bytes that this stage adds."""
+        del shapes
+        return 0
+
+    def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
+        """Return the most bytes of this stage and the rest."""
+        return self.side_bytes(shapes) + rest.max_bytes(self.inner_shapes(shapes))
+
+    def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
+        """Return the state of the rest of the chain."""
+        return rest.init_state(self.inner_shapes(shapes))
+
+
+class Quantiser(ValueStage):
+    """A stage that gives symbols; its number of levels may differ between clients and is sent."""
+
+    gives: ClassVar[Signal] = "symbols"
+    levels_allowed: ClassVar[range]
+
+    levels: int
+
+
+class SymbolStage(Stage):
+    """A stage that takes symbols of 0..alphabet-1, one array per tensor, and gives bytes."""
+
+    takes: ClassVar[Signal] = "symbols"
+    gives: ClassVar[Signal] = "bytes"
+
+    @abstractmethod
+    def write_symbols(self, streams: Sequence[IntArray], alphabet: int) -> bytes:
+        """Return the bytes of these symbols."""
+
+    @abstractmethod
+    def read_symbols(self, reader: Reader, counts: Sequence[int], alphabet: int) -> list[IntArray]:
+        """Return the decoded symbols; raise `PayloadError` if the bytes are malformed."""
+
+    @abstractmethod
+    def max_symbol_bytes(self, counts: Sequence[int], alphabet: int) -> int:
+        """Return the most bytes of streams with these numbers of symbols."""
+
+
+def check_values(tensors: Tensors) -> None:
+    """Raise `UnsendableUpdateError` if a tensor has values that are not finite, or too large."""
+    for name, values in tensors.items():
+        if not (values.min(initial=0) >= -LARGEST_VALUE and values.max(initial=0) <= LARGEST_VALUE):
+            raise UnsendableUpdateError(f"the update of {name} has values that are not finite, or beyond 2^96")
+
+
+def stream(key: int, purpose: str) -> Words:
+    """Return the key of one purpose's stream under a client's key, [1]."""
+    return uniform_bits(np.array([key], dtype=np.uint64), np.array([zlib.crc32(purpose.encode())]))
+
 
 _KEY_MASK = 2**64 - 1
 
@@ -230,3 +347,71 @@ def _changed(codec: Codec, field: str, value: int) -> Codec:
         ),
         codec.dtype,
     )
+
+
+STAGES = Registry(
+    "codec",
+    Stage,
+    {
+        "error_feedback": "algorithms.codecs.sparsify:ErrorFeedback",
+        "basis": "algorithms.codecs.low_rank:Basis",
+        "svd": "algorithms.codecs.low_rank:SVD",
+        "power_sgd": "algorithms.codecs.low_rank:PowerSGD",
+        "atomo": "algorithms.codecs.atomo:Atomo",
+        "top_k": "algorithms.codecs.sparsify:TopK",
+        "random_k": "algorithms.codecs.sparsify:RandomK",
+        "rotate": "algorithms.codecs.eden:Rotate",
+        "quantise": "algorithms.codecs.quantise:Quantise",
+        "eden": "algorithms.codecs.eden:Eden",
+        "cast": "algorithms.codecs.quantise:Cast",
+        "entropy": "algorithms.codecs.entropy:Entropy",
+    },
+)
+
+
+def _listed(value: Any) -> Any:
+    """Accept a single stage as a chain of one."""
+    return [value] if isinstance(value, str | Mapping) else value
+
+
+def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    check_order(stages)
+    return stages
+
+
+def refuse_stateful(codec: Sequence[Stage], reason: str, field: str = "codec") -> None:
+    """Raise `UserError` with a reason and advice for a codec with a stage that keeps state between rounds."""
+    if stateful := [stage.kind for stage in codec if stage.remembers]:
+        raise UserError(f"algorithm.{field} has {stateful[0]}, which keeps state between rounds, but {reason}")
+
+
+Stages = Annotated[
+    tuple[Annotated[Stage, STAGES], ...],
+    BeforeValidator(_listed, json_schema_input_type=Annotated[Stage, STAGES] | tuple[Annotated[Stage, STAGES], ...]),
+    AfterValidator(_in_order),
+    Field(description="chain of codec stages for uploads; an empty one sends the values themselves"),
+]
+
+
+def n_values(shapes: Shapes) -> int:
+    """Return the number of values of tensors of these shapes."""
+    return sum(map(prod, shapes.values()))
+
+
+def share_of(fraction: float, count: int) -> int:
+    """Return ceil(fraction count), at most `count`; 7 for 0.07 of 100, of which the product in float64 is above 7."""
+    return min(count, max(ceil(fraction * count - 1e-9), int(count > 0)))
+
+
+def flatten(tensors: Tensors) -> NDArray[Any]:
+    """Return the values of all tensors [n], in the order of the tensors."""
+    return np.concatenate([values.ravel() for values in tensors.values()] or [np.empty(0, np.float32)])
+
+
+def unflatten(values: NDArray[Any], shapes: Shapes) -> Tensors:
+    """Return tensors of these shapes from the values [n, or more]."""
+    parts, place = Tensors(), 0
+    for name, shape in shapes.items():
+        parts[name] = values[place : place + prod(shape)].reshape(shape)
+        place += prod(shape)
+    return parts

@@ -1,13 +1,32 @@
-"""Reading of untrusted bytes: every read states its length, and nothing may be left at the end."""
+"""Reading of untrusted bytes: every read states its length, and nothing may be left at the end.
+
+The header of every message between clients and server: the same bytes for each kind, counted like all others.
+
+It has what the receiver does not know before it reads on. The sender, the round and the length are those of the link.
+
+Fixed-width packing of symbols in base `alphabet`: as many symbols as fit in 64 bits form one number.
+
+Fifteen symbols take 3.91 bits each, three take 1.586; the loss against log2(alphabet) is below 0.1 bits for an alphabet
+of up to 64 and below 0.2 for any of up to 1,000 (tested).
+
+Wire format of k indices out of n: an index list, a bitmap, or the gaps between indices.
+"""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from math import log2
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from narrowcast.platform.types import Dtype, IntArray, PayloadError
+from narrowcast.platform.compiled import compiled, read_only
+from narrowcast.platform.types import Arrays, Dtype, IntArray, PayloadError
 
 Count = TypeVar("Count", int, IntArray)
 _VARINT_BYTES = 5
@@ -73,3 +92,319 @@ def varint(value: int) -> bytes:
 def varint_bytes(value: Count) -> Count:
     """Return the length of `varint(value)`, for values below 2^35."""
     return 1 + (value >= 2**7) + (value >= 2**14) + (value >= 2**21) + (value >= 2**28)
+
+
+_FORMAT = struct.Struct("<BBHI")  # kind, flags, columns, examples
+HEADER_BYTES = _FORMAT.size
+HEADER_BITS = 8 * HEADER_BYTES
+HAS_SEED = 128
+"""The flag of messages with a seed of `SEED_BYTES`, from which the receiver regenerates a basis."""
+SEED_BYTES = 8
+HAS_FLOAT64 = 64
+"""The flag of tensors of float64, of 8 bytes each; other messages have values of float32, or decode to it."""
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+MAX_EXAMPLES = 2**32 - 1
+
+
+class MessageKind(IntEnum):
+    """The kinds of payload."""
+
+    ROWS = 1
+    TENSORS = 2
+    CODED_ROWS = 3
+    CODED_TENSORS = 4
+    CODED_MATRIX = 5
+    GRID_POINTS = 6
+
+
+@dataclass(frozen=True)
+class MessageHeader:
+    """Kind and flags of a payload, its number of columns (0 for none, at most 65,535), and the sender's examples."""
+
+    kind: MessageKind
+    flags: int = 0
+    columns: int = 0
+    examples: int = 0
+
+    def to_bytes(self) -> bytes:
+        """Return the header, little-endian, `HEADER_BYTES` long."""
+        return _FORMAT.pack(self.kind, self.flags, self.columns, self.examples)
+
+    @classmethod
+    def read(cls, reader: Reader, kind: MessageKind, flags: int = 0) -> Self:
+        """Read the header of a message of this kind with at most these `flags`; raise `PayloadError` for another."""
+        its_kind, its_flags, columns, examples = _FORMAT.unpack(reader.take(HEADER_BYTES))
+        if its_kind != kind or its_flags & ~flags:
+            name = kind.name.lower().replace("_", " ")
+            raise PayloadError(f"these bytes do not start with the header of a message of {name}")
+        return cls(kind, its_flags, columns, examples)
+
+
+def tensor_flags(dtype: Dtype, seed: int | None) -> int:
+    """Return the flags of a message of tensors of this type."""
+    return (dtype == FLOAT64) * HAS_FLOAT64 | (seed is not None) * HAS_SEED
+
+
+def tensor_dtype(header: MessageHeader) -> Dtype:
+    """Return the type of the tensors of a message, float32 or float64."""
+    return FLOAT64 if header.flags & HAS_FLOAT64 else FLOAT32
+
+
+def dtype_of(tensors: Arrays) -> Dtype:
+    """Return the type in which tensors are sent: float64 if all of them are, else float32."""
+    return FLOAT64 if tensors and all(values.dtype == FLOAT64 for values in tensors.values()) else FLOAT32
+
+
+def write_seed(seed: int | None) -> bytes:
+    """Return the seed's bytes; none for None."""
+    return b"" if seed is None else seed.to_bytes(SEED_BYTES, "little")
+
+
+def read_seed(reader: Reader, header: MessageHeader) -> int | None:
+    """Return the seed of a message; None if its header has no flag of one."""
+    return int.from_bytes(reader.take(SEED_BYTES), "little") if header.flags & HAS_SEED else None
+
+
+_WORD_BITS = 64
+
+
+def packed_bytes(count: int, alphabet: int) -> int:
+    """Return the bytes of `count` packed symbols of 0..alphabet-1, for an alphabet of up to 2^32."""
+    each, width = _group(alphabet)
+    groups, rest = divmod(count, each)
+    return (groups * width + _bits_for(alphabet, rest) + 7) // 8
+
+
+def pack(symbols: IntArray, alphabet: int) -> bytes:
+    """Return the symbols [n], each of 0..alphabet-1, as `packed_bytes(n, alphabet)` bytes."""
+    each, width = _group(alphabet)
+    tail = _bits_for(alphabet, len(symbols) % each)
+    size = packed_bytes(len(symbols), alphabet)
+    packed: NDArray[np.uint8] = _pack(read_only(symbols, np.int64), np.uint64(alphabet), each, width, tail, size)
+    return packed.tobytes()
+
+
+def unpack(reader: Reader, count: int, alphabet: int) -> IntArray:
+    """Return the `count` symbols that `pack` packed; raise `PayloadError` if the bytes are malformed."""
+    each, width = _group(alphabet)
+    data = np.frombuffer(reader.take(packed_bytes(count, alphabet)), dtype=np.uint8)
+    symbols = np.empty(count, dtype=np.int64)
+    tail = _bits_for(alphabet, count % each)
+    clean, known = _unpack(read_only(data, np.uint8), np.uint64(alphabet), each, width, tail, symbols)
+    if not clean:
+        raise PayloadError("the payload has bits after its last symbol")
+    if not known:
+        raise PayloadError(f"the payload has symbols outside 0 to {alphabet - 1}")
+    return symbols
+
+
+@lru_cache(maxsize=65536)
+def _group(alphabet: int) -> tuple[int, int]:
+    """Return the symbols and bits of a group: the fewest bits per symbol, and of such groups the largest."""
+    bound = _WORD_BITS // max(alphabet.bit_length() - 1, 1)
+    most = next(symbols for symbols in range(bound, 0, -1) if _bits_for(alphabet, symbols) <= _WORD_BITS)
+    return min(
+        ((symbols, _bits_for(alphabet, symbols)) for symbols in range(1, most + 1)),
+        key=lambda group: (group[1] / group[0], -group[0]),
+    )
+
+
+@lru_cache(maxsize=65536)
+def _bits_for(alphabet: int, symbols: int) -> int:
+    """Return the fewest bits that hold this many symbols."""
+    return int((alphabet**symbols - 1).bit_length())
+
+
+@compiled()
+def _pack(symbols: IntArray, alphabet: np.uint64, each: int, width: int, tail: int, size: int) -> NDArray[np.uint8]:
+    """Return groups of `each` symbols as numbers of `width` bits, the first symbol and the lowest bit first.
+
+    The last group, if it has fewer symbols, takes `tail` bits.
+    """
+    packed = np.zeros(size, dtype=np.uint8)
+    place = 0
+    for start in range(0, len(symbols), each):
+        stop = min(start + each, len(symbols))
+        word = np.uint64(0)
+        for index in range(stop - 1, start - 1, -1):
+            word = word * alphabet + np.uint64(symbols[index])
+        left = width if stop - start == each else tail
+        while left > 0:
+            taken = min(8 - (place & 7), left)
+            low = word & np.uint64((1 << taken) - 1)
+            packed[place >> 3] |= np.uint8(low << np.uint64(place & 7))
+            word >>= np.uint64(taken)
+            place += taken
+            left -= taken
+    return packed
+
+
+@compiled()
+def _unpack(
+    data: NDArray[np.uint8], alphabet: np.uint64, each: int, width: int, tail: int, symbols: IntArray
+) -> tuple[bool, bool]:
+    """Write the symbols of `_pack`; return whether no bit is left over, and whether every number is of symbols."""
+    place, known = 0, True
+    power = alphabet & (alphabet - np.uint64(1)) == 0
+    shift = np.uint64(0)
+    while power and (alphabet >> shift) > 1:
+        shift += np.uint64(1)
+    for start in range(0, len(symbols), each):
+        stop = min(start + each, len(symbols))
+        left = width if stop - start == each else tail
+        word, filled = np.uint64(0), 0
+        while filled < left:
+            taken = min(8 - (place & 7), left - filled)
+            low = (np.uint64(data[place >> 3]) >> np.uint64(place & 7)) & np.uint64((1 << taken) - 1)
+            word |= low << np.uint64(filled)
+            place += taken
+            filled += taken
+        for index in range(start, stop):
+            rest = word >> shift if power else word // alphabet
+            symbols[index] = np.int64(word - rest * alphabet)
+            word = rest
+        known &= word == 0
+    return not (place & 7 and data[place >> 3] >> np.uint8(place & 7)), known
+
+
+IndexLayout = Annotated[
+    Literal["smallest", "int32"], Field(description="layout of the indices: the shortest of three, or four bytes each")
+]
+"""`smallest`: one byte that selects the shortest of the three forms.
+
+`int32`: four bytes per index, as in the code released with CoLR.
+"""
+
+_LIST, _BITMAP, _GAPS = range(3)
+
+
+def write_indices(places: IntArray, count: int, layout: IndexLayout) -> bytes:
+    """Return the bytes of the ascending indices `places` [k] out of 0..count-1."""
+    if layout == "int32":
+        return places.astype("<u4").tobytes()
+    shift = _shift(len(places), count)
+    unary = int(_unary_bits(read_only(places, np.int64), shift))
+    forms = [
+        (packed_bytes(len(places), max(count, 1)), _LIST),
+        (-(-count // 8), _BITMAP),
+        (-(-unary // 8) + packed_bytes(len(places), 1 << shift), _GAPS),
+    ]
+    _, form = min(forms)
+    if form == _LIST:
+        body = pack(places, max(count, 1))
+    elif form == _BITMAP:
+        marked = np.zeros(count, dtype=bool)
+        marked[places] = True
+        body = np.packbits(marked, bitorder="little").tobytes()
+    else:
+        body = _write_gaps(places, shift, unary)
+    return bytes([form]) + body
+
+
+def read_indices(reader: Reader, kept: int, count: int, layout: IndexLayout) -> IntArray:
+    """Return the `kept` ascending indices out of 0..count-1 that `write_indices` wrote.
+
+    Raise `PayloadError` if malformed.
+    """
+    form = _LIST if layout == "int32" else reader.take(1)[0]
+    if layout == "int32":
+        places = np.frombuffer(reader.take(4 * kept), dtype="<u4").astype(np.int64)
+    elif form == _LIST:
+        places = unpack(reader, kept, max(count, 1))
+    elif form == _BITMAP:
+        bits = np.unpackbits(np.frombuffer(reader.take(-(-count // 8)), dtype=np.uint8), bitorder="little")
+        places = np.flatnonzero(bits)
+    elif form == _GAPS:
+        places = _read_gaps(reader, kept, count)
+    else:
+        raise PayloadError(f"the payload has indices of unknown form {form}")
+    if len(places) != kept or not _ascending(read_only(places, np.int64), count):
+        raise PayloadError(f"the payload must list {kept} of {count} indices, each once and in order")
+    return places
+
+
+def max_index_bytes(kept: int, count: int, layout: IndexLayout) -> int:
+    """Return the largest number of bytes of `kept` indices."""
+    return 4 * kept if layout == "int32" else 1 + min(packed_bytes(kept, max(count, 1)), -(-count // 8))
+
+
+def _shift(kept: int, count: int) -> int:
+    """Return Rice's parameter, known to both sides: log2 of ln(2) times the mean gap, rounded (Golomb, 1966)."""
+    return max(0, round(log2(max(0.6931 * count / max(kept, 1), 1.0))))
+
+
+def _write_gaps(places: IntArray, shift: int, unary: int) -> bytes:
+    """Return each gap's quotient in unary (a one after that many zeros), then all remainders of `shift` bits."""
+    quotients, remainders = _split_gaps(read_only(places, np.int64), shift, unary)
+    return bytes(quotients) + pack(remainders, 1 << shift)
+
+
+def _read_gaps(reader: Reader, kept: int, count: int) -> IntArray:
+    shift = _shift(kept, count)
+    longest = -(-((count >> shift) + kept) // 8)
+    data = np.frombuffer(reader.peek(longest), dtype=np.uint8)
+    quotients = np.empty(kept, dtype=np.int64)
+    found, unary = _find_quotients(read_only(data, np.uint8), quotients)
+    if found < kept:
+        raise PayloadError(f"the payload has gaps to {found} of {kept} indices")
+    used = reader.take(-(-unary // 8))
+    if kept and used[-1] >> ((unary - 1) % 8 + 1):
+        raise PayloadError("the payload has gaps to more indices than are kept")
+    places: IntArray = _join_gaps(quotients, unpack(reader, kept, 1 << shift), shift)
+    return places
+
+
+@compiled()
+def _unary_bits(places: IntArray, shift: int) -> int:
+    """Return the bits of all gaps' quotients in unary."""
+    before, bits = -1, 0
+    for place in places:
+        bits += ((place - before - 1) >> shift) + 1
+        before = place
+    return bits
+
+
+@compiled()
+def _split_gaps(places: IntArray, shift: int, unary: int) -> tuple[NDArray[np.uint8], IntArray]:
+    """Return the gaps' quotients in `unary` bits, lowest bit of a byte first, and their remainders [k]."""
+    quotients, remainders = np.zeros((unary + 7) // 8, dtype=np.uint8), np.empty(len(places), dtype=np.int64)
+    before, bit = -1, -1
+    for index, place in enumerate(places):
+        gap = place - before - 1
+        bit += (gap >> shift) + 1
+        quotients[bit >> 3] |= np.uint8(1 << (bit & 7))
+        remainders[index] = gap & ((1 << shift) - 1)
+        before = place
+    return quotients, remainders
+
+
+@compiled()
+def _find_quotients(data: NDArray[np.uint8], quotients: IntArray) -> tuple[int, int]:
+    """Write the numbers of zeros before each one of the bits; return how many ones were found, and the bits read."""
+    found, before = 0, -1
+    for bit in range(8 * len(data)):
+        if found == len(quotients):
+            break
+        if data[bit >> 3] >> np.uint8(bit & 7) & 1:
+            quotients[found] = bit - before - 1
+            found, before = found + 1, bit
+    return found, before + 1
+
+
+@compiled()
+def _join_gaps(quotients: IntArray, remainders: IntArray, shift: int) -> IntArray:
+    places = np.empty(len(quotients), dtype=np.int64)
+    before = -1
+    for index in range(len(quotients)):
+        before += (quotients[index] << shift) + remainders[index] + 1
+        places[index] = before
+    return places
+
+
+@compiled()
+def _ascending(places: IntArray, count: int) -> bool:
+    """Return whether the indices ascend and are below `count`."""
+    for index in range(1, len(places)):
+        if places[index] <= places[index - 1]:
+            return False
+    return len(places) == 0 or places[-1] < count

@@ -20,27 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
+from narrowcast.algorithms.channel.curves import DistortionCurves
 from narrowcast.algorithms.channel.joint import STEPS, bits_per_value
+from narrowcast.algorithms.client.sums import TensorSum, add_up, tensor_weights
+from narrowcast.algorithms.client.uploads import UPDATE, Coding, Sent, Tensors, chunk_result, send_tensors
 from narrowcast.algorithms.codecs.atomo import Atomo, Directions, with_vectors
 from narrowcast.algorithms.codecs.budget import ClientEncoder
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdate
-from narrowcast.algorithms.codecs.dense import DensePayload
-from narrowcast.algorithms.codecs.factors import as_matrix
-from narrowcast.algorithms.codecs.stage import check_values
-from narrowcast.algorithms.codecs.stages import Stages
-from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
-from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
-from narrowcast.algorithms.federated.whole_model import LocalThenUpload
-from narrowcast.algorithms.uploads.client_loop import Coding, Sent, chunk_result
-from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
-from narrowcast.algorithms.uploads.prefixed_arrays import UPDATE
-from narrowcast.algorithms.uploads.tensor_uploads import Tensors, send_tensors
+from narrowcast.algorithms.codecs.chain import Codec, Stages, check_values
+from narrowcast.algorithms.codecs.low_rank import as_matrix
+from narrowcast.algorithms.codecs.messages import CodedTensors, DensePayload, TensorUpdate
+from narrowcast.algorithms.federated.adaptive_svd import DEFAULT_CODEC, check_adaptive_codec
+from narrowcast.algorithms.federated.fedavg import LocalThenUpload, ServerLearningRate
 from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.module_parts import shapes_of
+from narrowcast.platform.models.modules import shapes_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import Registry
-from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, FloatArray
 
 

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.federated.fedavg import Averaging
-from narrowcast.algorithms.federated.whole_model import model_of
+from narrowcast.algorithms.client.uploads import PrefixedArrays, of_clients, zeros_of_clients
+from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
-from narrowcast.algorithms.uploads.client_loop import of_clients, zeros_of_clients
-from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import optional
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Gradient, LocalTerms, LocalUpdates
 

@@ -12,14 +12,19 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from narrowcast.algorithms.client.sums import TensorSum, Weights, refuse_weights, tensor_weights
+from narrowcast.algorithms.client.uploads import (
+    CONTROL,
+    PrefixedArrays,
+    chunk_result,
+    of_clients,
+    send_tensors,
+    tensor_coding,
+    zeros_of_clients,
+)
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.fedavg import Averaging
+from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
-from narrowcast.algorithms.federated.whole_model import model_of
-from narrowcast.algorithms.uploads.client_loop import chunk_result, of_clients, zeros_of_clients
-from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, refuse_weights, tensor_weights
-from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL, PrefixedArrays
-from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Task, Traits
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 

@@ -2,6 +2,8 @@
 
 Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020; McMahan et al., AISTATS
 2017. The baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748).
+
+Checks of algorithms that train rows of the item matrix, and the rows that a client is expected to touch.
 """
 
 from __future__ import annotations
@@ -14,29 +16,57 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_rows import LIKELY
-from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
-from narrowcast.algorithms.codecs.stages import Stages
-from narrowcast.algorithms.codecs.whole_matrix import WHOLE
-from narrowcast.algorithms.federated.coded_change import CodedChange
-from narrowcast.algorithms.federated.coded_download import (
+from narrowcast.algorithms.client.row_uploads import RowSending, row_coding, train_and_send_rows
+from narrowcast.algorithms.client.sums import Aggregation, RowSum, SumLayout, add_up, row_sum_layout
+from narrowcast.algorithms.client.uploads import init_codec_state
+from narrowcast.algorithms.codecs.chain import Codec, Stages
+from narrowcast.algorithms.codecs.messages import LIKELY, WHOLE, RowLayout, RowsPayload
+from narrowcast.algorithms.federated.downloads import (
+    CodedChange,
     Download,
     SizesDownloads,
     before_requests,
     with_requests,
 )
-from narrowcast.algorithms.federated.factorisation_checks import only_factorisation
-from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
-from narrowcast.algorithms.federated.sum_layout import SumLayout, row_sum_layout
-from narrowcast.algorithms.local_training.cohort import RowCohort
-from narrowcast.algorithms.uploads.client_loop import init_codec_state
-from narrowcast.algorithms.uploads.partial_sums import Aggregation, RowSum, add_up
-from narrowcast.algorithms.uploads.row_uploads import RowSending, row_coding, train_and_send_rows
+from narrowcast.algorithms.federated.fedavg import ServerLearningRate
+from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Payload
+from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, Payload
+
+
+def only_factorisation(kind: str, task: Task, instead: str = "fedavg, colr or scolr") -> None:
+    """Raise `UserError` if the model is not matrix factorisation."""
+    if not isinstance(task.model, MatrixFactorisation):
+        raise UserError(f'algorithm.kind = "{kind}" trains matrix_factorisation, not {task.model.kind}; use {instead}')
+
+
+def check_rank(rank: int, model: object) -> None:
+    """Raise `UserError` if the rank exceeds the embedding dimension; other models take the rank that they can."""
+    if isinstance(model, MatrixFactorisation) and rank > model.embedding_dim:
+        raise UserError(
+            f"algorithm.rank = {rank} is above model.embedding_dim = {model.embedding_dim}; "
+            f"use a rank of 1 to {model.embedding_dim}, or a larger embedding_dim"
+        )
+
+
+def expected_rows(task: Task, cohort: IntArray) -> FloatArray:
+    """Return the expected number of rows that each client of a cohort touches, [C]: positives and drawn negatives."""
+    positives = task.data.examples[cohort].astype(np.float64)
+    drawn = task.data.n_items * -np.expm1(-positives * task.training.negatives / task.data.n_items)
+    return positives + drawn * (1 - positives / task.data.n_items)
+
+
+def named_rows(task: Task, cohort: IntArray) -> FloatArray:
+    """Return the expected number of rows that each client of a cohort names, [C]: all of them, or its positives alone.
+
+    With shared negatives the receiver expects the others.
+    """
+    if task.training.shared_negatives:
+        return np.asarray(task.data.examples[cohort], dtype=np.float64)
+    return expected_rows(task, cohort)
+
 
 _CHANGED = "changed_rows"
 

@@ -13,18 +13,16 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from narrowcast.algorithms.client.sums import WEIGHT, SumLayout, TensorSum, tensor_weights
+from narrowcast.algorithms.client.uploads import chunk_result, tensor_coding
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.fairness import send_with_number, with_number
 from narrowcast.algorithms.federated.fedprox import Proximal
-from narrowcast.algorithms.federated.sum_layout import SumLayout
-from narrowcast.algorithms.local_training.learning_rate import BY_ROUND_ADVICE
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
-from narrowcast.algorithms.uploads.client_loop import chunk_result
-from narrowcast.algorithms.uploads.number_upload import send_with_number, with_number
-from narrowcast.algorithms.uploads.partial_sums import WEIGHT, TensorSum, tensor_weights
-from narrowcast.algorithms.uploads.tensor_uploads import tensor_coding
+from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import optional
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
 
 _STEPS = "steps"

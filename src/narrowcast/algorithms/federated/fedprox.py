@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from narrowcast.algorithms.client.sums import SumLayout
 from narrowcast.algorithms.federated.fedavg import Averaging
-from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.platform.contracts import Task, Traits
 from narrowcast.platform.seeds import uniform_below, uniform_unit
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates

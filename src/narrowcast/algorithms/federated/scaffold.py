@@ -13,18 +13,23 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from narrowcast.algorithms.client.sums import TensorSum, add_up, tensor_weights
+from narrowcast.algorithms.client.uploads import (
+    CONTROL,
+    chunk_result,
+    init_codec_state,
+    of_clients,
+    send_tensors,
+    tensor_coding,
+    zeros_of_clients,
+)
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
-from narrowcast.algorithms.federated.whole_model import LocalThenUpload, broadcast_all, dense_bits
+from narrowcast.algorithms.federated.fairness import send_with_number, with_number
+from narrowcast.algorithms.federated.fedavg import LocalThenUpload, ServerLearningRate, broadcast_all, dense_bits
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
-from narrowcast.algorithms.uploads.client_loop import chunk_result, init_codec_state, of_clients, zeros_of_clients
-from narrowcast.algorithms.uploads.number_upload import send_with_number, with_number
-from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
-from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
-from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import optional
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 
 

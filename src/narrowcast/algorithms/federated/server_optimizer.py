@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
-from narrowcast.platform.kinds import Registry
-from narrowcast.platform.section import Section
+from narrowcast.algorithms.client.uploads import PrefixedArrays
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.types import Arrays
 
 Values = NDArray[Any]

@@ -5,13 +5,15 @@ References: Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv:2010.01264): `pref
 Requirements, 2018 (arXiv:1812.07210), Federated Dropout: `random`; Yuan et al., Distributed Learning of Neural Networks
 using Independent Subnet Training, VLDB 2022 (arXiv:1910.02120), IST: `disjoint`. Letters: x the server's model, y_u
 client u's slice after its local steps, w_u its weight.
+
+The clients of a chunk that train one slice of the model, and the terms of their local steps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -19,30 +21,114 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.dense import dense_wire_bits
-from narrowcast.algorithms.codecs.message_header import dtype_of
-from narrowcast.algorithms.codecs.stages import Stages, refuse_stateful
-from narrowcast.algorithms.federated.client_widths import (
+from narrowcast.algorithms.client.sums import TENSORS, TensorSum, Weights, add_up, tensor_weights
+from narrowcast.algorithms.client.uploads import chunk_result, send_tensors, tensor_coding
+from narrowcast.algorithms.codecs.chain import Codec, Stages, refuse_stateful
+from narrowcast.algorithms.codecs.messages import dense_wire_bits
+from narrowcast.algorithms.codecs.wire import dtype_of
+from narrowcast.algorithms.federated.downloads import DOWNLOAD
+from narrowcast.algorithms.federated.fedavg import ServerLearningRate, broadcast_all, model_of
+from narrowcast.algorithms.federated.unit_slices import (
+    NESTED,
     Assignment,
+    Slices,
+    UnitSlices,
     Width,
     affordable_widths,
     drawn_widths,
+    joined_updates,
+    joined_uploads,
     relative_work,
 )
-from narrowcast.algorithms.federated.coded_download import DOWNLOAD
-from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
-from narrowcast.algorithms.federated.slice_part import SlicePart, labels_of
-from narrowcast.algorithms.federated.unit_slices import NESTED, Slices, UnitSlices
-from narrowcast.algorithms.federated.whole_model import broadcast_all, model_of
-from narrowcast.algorithms.uploads.client_loop import chunk_result
-from narrowcast.algorithms.uploads.joined_parts import joined_updates, joined_uploads
-from narrowcast.algorithms.uploads.partial_sums import TENSORS, TensorSum, Weights, add_up, tensor_weights
-from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Algorithm, Broadcast, Downloads, LocalCall, Recipients, Task, Traits
+from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.hidden_units import HasHiddenUnits, check_all_trained
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
+from narrowcast.platform.models.hidden_units import HasHiddenUnits, HiddenUnits, Units, check_all_trained
+from narrowcast.platform.types import (
+    Arrays,
+    BoolArray,
+    Chunk,
+    ChunkResult,
+    FloatArray,
+    IntArray,
+    LocalTerms,
+    LocalUpdates,
+)
+
+
+@dataclass(frozen=True)
+class SlicePart:
+    """The clients at `places` of a chunk, which train the same units.
+
+    `labels` [outputs] are those that they have samples of, None if all outputs are trained.
+    """
+
+    hidden: HiddenUnits
+    places: IntArray
+    units: Units
+    labels: BoolArray | None = None
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of units of each hidden layer."""
+        return [len(units) for units in self.units]
+
+    def call(self, model: Arrays, chunk: Chunk, task: Task, *, scaler: bool) -> LocalCall:
+        """Return the training of the slice, by a network that has its units alone."""
+        narrow = replace(task, model=task.model.narrowed(self.counts))  # type: ignore[attr-defined] # HasHiddenUnits
+        server = self.hidden.take(model, self.units)
+        factors = self._factors(server, scaler=scaler)
+        columns = self.units[0] if self.hidden.reads_units else None
+        terms = LocalTerms(rebuild=_rebuild if factors else None, frozen=factors, columns=columns)
+        return LocalCall(server, chunk.take(self.places), narrow, terms)
+
+    def _factors(self, server: Arrays, *, scaler: bool) -> dict[str, NDArray[Any]]:
+        """Return the factors of parameters in local training, of shapes that broadcast with theirs.
+
+        A layer's weights and biases divided by its share of units divide its outputs before their activation; weights
+        and biases of 0 give the score 0.
+        """
+        factors: dict[str, NDArray[Any]] = {}
+        for name, axes in self.hidden.axes.items():
+            if scaler and axes[0] is not None:
+                layer = axes[0].layer
+                factors[name] = np.array([self.hidden.counts[layer] / self.counts[layer]], dtype=server[name].dtype)
+        if self.labels is not None:
+            factors |= {name: self.of_labels(server[name]).astype(server[name].dtype) for name in self.hidden.outputs}
+        return factors
+
+    def of_labels(self, output: NDArray[Any]) -> NDArray[Any]:
+        """Return `labels` in a shape that broadcasts with a parameter of the last layer."""
+        assert self.labels is not None, "asked for where labels are masked"
+        return self.labels.reshape(-1, *[1] * (output.ndim - 1))
+
+    def add(self, total: Arrays, weights: Arrays, added: Arrays, weight: float) -> None:
+        """Add the weighted sum of the clients' changes of the slice to `total`, and its weight to each entry's."""
+        for name, values in added.items():
+            index = self.hidden.index(name, self.units)
+            masked = self.labels is not None and name in self.hidden.outputs
+            counts = self.of_labels(values) if masked else 1.0
+            total[name][index] += values * counts
+            weights[name][index] += weight * counts
+
+
+def labels_of(data: Samples, clients: IntArray) -> BoolArray:
+    """Return the classes of which each client has training samples, [C, classes]."""
+    return class_counts_of(data, clients) > 0
+
+
+def class_counts_of(data: Samples, clients: IntArray) -> IntArray:
+    """Return the number of each client's training samples of each class, [C, classes]."""
+    rows, sizes = data.of_clients("train").rows(clients)
+    counts = np.zeros((len(clients), data.n_classes), dtype=np.int64)
+    np.add.at(counts, (np.repeat(np.arange(len(clients)), sizes), data.train.labels[rows]), 1)
+    return counts
+
+
+def _rebuild(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of a slice, some of them times their factor."""
+    return {name: values * frozen[name] if name in frozen else values for name, values in trained.items()}
+
 
 _ROUND = DOWNLOAD.name("round")
 

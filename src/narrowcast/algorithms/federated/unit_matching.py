@@ -3,16 +3,26 @@
 References: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks (PFNM), ICML 2019
 (arXiv:1905.12022); Wang et al., Federated Learning with Matched Averaging (FedMA), ICLR 2020 (arXiv:2002.06440), and
 its code. Letters: J clients, client j has L_j units, G global units so far, D weights of a unit.
+
+Joining the layers that clients sent: hidden layers unit by unit, the last layer class by class.
+
+The parameters of one hidden layer as a row for each of its units, and as tensors again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
 
-from narrowcast.platform.types import FloatArray, IntArray
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis, Units
+from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 _MOST_POPULAR = 10
 """Popularities above it count as this many, as in the code of FedMA."""
@@ -136,3 +146,209 @@ class _Growing:
     def _precisions(self, owners: IntArray | int) -> FloatArray:
         """Return one over the posterior variance of units with so many owners."""
         return np.asarray(1 / self.prior.sigma_prior + owners / self.prior.sigma)
+
+
+RecurrentMean = Literal["owners", "clients"]
+"""The divisor of the weights that a unit reads other units of its layer with: the clients that have it, or all."""
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """The parameters that one hidden layer computes with, weights before biases.
+
+    A unit's row has its incoming weights and its biases. Weights between units of the layer, as of an LSTM, are not in
+    it: they follow the units.
+    """
+
+    hidden: HiddenUnits
+    layer: int
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters of the layer."""
+        return [name for name in self.hidden.axes if self.hidden.owner(name) == self.layer]
+
+    @property
+    def recurrent(self) -> list[str]:
+        """Those of them that the units of the layer index twice."""
+        return [name for name in self.names if len(self._dimensions(name)) > 1]
+
+    def rows(self, parameters: Arrays) -> FloatArray:
+        """Return the row of each unit, [L, D]."""
+        parts = []
+        for name in self._in_rows(parameters):
+            values, axis = self._units_first(name, np.asarray(parameters[name], dtype=np.float64))
+            blocks = values.reshape(axis.blocks, -1, axis.width, prod(values.shape[1:]))
+            parts.append(blocks.swapaxes(0, 1).reshape(blocks.shape[1], -1))
+        return np.concatenate(parts, axis=1)
+
+    def prior_mean(self, parameters: Arrays, bias: float, *, on_first_weights: bool) -> FloatArray:
+        """Return the mean of a row before any data, [D]: `bias` for biases, or for as many of the first weights."""
+        names = self._in_rows(parameters)
+        sizes = [parameters[name].size // self.hidden.counts[self.layer] for name in names]
+        n_biases = sum(size for name, size in zip(names, sizes, strict=True) if parameters[name].ndim == 1)
+        mean = np.zeros(sum(sizes))
+        mean[slice(n_biases) if on_first_weights else slice(len(mean) - n_biases, None)] = bias
+        return mean
+
+    def tensors(self, rows: FloatArray, like: Arrays) -> dict[str, NDArray[Any]]:
+        """Return rows [G, D] as parameters of G units, otherwise of the shapes and types of `like`."""
+        tensors, first = {}, 0
+        for name in self._in_rows(like):
+            values, axis = self._units_first(name, np.asarray(like[name]))
+            size = values.size // self.hidden.counts[self.layer]
+            blocks = rows[:, first : first + size].reshape(len(rows), axis.blocks, axis.width, -1).swapaxes(0, 1)
+            units_first = blocks.reshape(-1, *values.shape[1:])
+            tensors[name] = np.moveaxis(units_first, 0, self._dimensions(name)[0]).astype(like[name].dtype)
+            first += size
+        return tensors
+
+    def recurrent_means(
+        self, clients: Sequence[Arrays], units: Sequence[IntArray], owners: IntArray, divisor: RecurrentMean
+    ) -> dict[str, NDArray[Any]]:
+        """Return the mean of the weights between units, each client's at its units' places among the global ones.
+
+        `owners` [G] are the clients that have each global unit. Their sum of what a unit reads is divided by them, with
+        zeros where one of them lacks the unit that is read, as a unit's row is: so a unit that clients have in several
+        places is read as often as it is there.
+        """
+        counts = [*self.hidden.counts]
+        counts[self.layer] = len(owners)
+        whole, means = self.hidden.resized(counts), {}
+        for name in self.recurrent:
+            total = np.zeros(())
+            for parameters, own in zip(clients, units, strict=True):
+                values = np.asarray(parameters[name], dtype=np.float64)
+                total = total + whole.put(name, values, self._places(own))
+            by_unit, axis = self._units_first(name, total)
+            count = np.full(len(owners), len(clients)) if divisor == "clients" else owners
+            divisors = np.tile(np.repeat(count, axis.width), axis.blocks).reshape(-1, *[1] * (by_unit.ndim - 1))
+            mean = np.moveaxis(by_unit / divisors, 0, self._dimensions(name)[0])
+            means[name] = mean.astype(clients[0][name].dtype)
+        return means
+
+    def _places(self, own: IntArray) -> Units:
+        """Return the units of each layer, of which all but this one's are those that the client has."""
+        every = [np.arange(count) for count in self.hidden.counts]
+        every[self.layer] = own
+        return tuple(every)
+
+    def _in_rows(self, parameters: Arrays) -> list[str]:
+        """Return the parameters of a row, weights before biases."""
+        twice = self.recurrent
+        return sorted((name for name in self.names if name not in twice), key=lambda name: parameters[name].ndim == 1)
+
+    def _dimensions(self, name: str) -> list[int]:
+        """Return the dimensions of a parameter that the units of the layer index."""
+        axes = self.hidden.axes[name]
+        return [dimension for dimension, axis in enumerate(axes) if axis is not None and axis.layer == self.layer]
+
+    def _units_first(self, name: str, values: NDArray[Any]) -> tuple[NDArray[Any], UnitAxis]:
+        """Return a parameter with the dimension of the units in front, and what is known of that."""
+        dimension = self._dimensions(name)[0]
+        axis = self.hidden.axes[name][dimension]
+        assert axis is not None, "it is one of the layer's"
+        return np.moveaxis(values, dimension, 0), axis
+
+
+class Matching(Section):
+    """The assignment of clients' hidden units to global ones, and the mean of those that are assigned to one.
+
+    Rows of units have a normal prior around 0, of biases around `bias_mean`. `unit_mean: posterior` shrinks a unit that
+    c clients have by c / (c + sigma / sigma_prior), `owners` does not.
+    """
+
+    units: Literal["bbp_map", "by_index", "untrained"] = Field(
+        "bbp_map",
+        description="how units are matched: Beta-Bernoulli process MAP; or, as controls, unit i with unit i and means "
+        "by examples, or the layers of the untrained model of the seed in their place",
+    )
+    sigma: float = Field(1.0, gt=0, description="variance of a client's unit around the global one")
+    sigma_prior: float = Field(1.0, gt=0, description="variance of global units")
+    gamma: float = Field(7.0, gt=0, description="mass of the process: larger values make more units")
+    bias_mean: float = Field(0.1, description="prior mean of biases")
+    bias_prior: Literal["bias", "first_weight"] = Field(
+        "bias",
+        description="place of bias_mean after the first layer: the bias, or as in the code the first weight",
+    )
+    popularity_factor: Literal[1, 2] = Field(
+        1, description="factor of the log-odds of a unit's popularity: 1 as in the code, 2 as in the paper's derivation"
+    )
+    sweeps: int = Field(5, ge=0, description="times that every client is taken out and matched again")
+    most_units: int = Field(700, ge=1, description="units of a layer after which a client adds one at most")
+    unit_mean: Literal["posterior", "owners"] = Field(
+        "posterior", description="mean of a global unit: the posterior's, or that of the clients that have it"
+    )
+    recurrent_mean: RecurrentMean = Field(
+        "owners",
+        description="divisor of the weights with which units of an LSTM read others: the reader's owners, or all",
+    )
+
+    def join(
+        self,
+        hidden: HiddenUnits,
+        layer: int,
+        clients: Sequence[Arrays],
+        examples: FloatArray,
+        untrained: Arrays,
+        random: np.random.Generator,
+    ) -> tuple[dict[str, NDArray[Any]], tuple[IntArray, ...]]:
+        """Return the global layer and, for each client, the global unit of each of its own, [L].
+
+        `clients` have the layer's parameters, of L units and all units of the layer before; `hidden` has these counts.
+        """
+        layer_rows, first = LayerRows(hidden, layer), clients[0]
+        if self.units != "bbp_map":
+            units = (np.arange(hidden.counts[layer]),) * len(clients)
+            if self.units == "untrained":
+                return {name: untrained[name] for name in layer_rows.names}, units
+            return weighted_mean(clients, examples, layer_rows.names), units
+        prior = UnitPrior(
+            layer_rows.prior_mean(
+                first, self.bias_mean, on_first_weights=layer > 0 and self.bias_prior == "first_weight"
+            ),
+            self.sigma,
+            self.sigma_prior,
+            self.gamma,
+            self.popularity_factor,
+            self.sweeps,
+            self.most_units,
+        )
+        matched = match_units([layer_rows.rows(each) for each in clients], prior, random)
+        rows = matched.means if self.unit_mean == "posterior" else matched.sums / matched.owners[:, None]
+        recurrent = layer_rows.recurrent_means(clients, matched.units, matched.owners, self.recurrent_mean)
+        return {**layer_rows.tensors(rows, first), **recurrent}, matched.units
+
+
+HeadWeights = Literal["classes", "examples", "equal"]
+"""A client's weight in the mean of the last layer: for the output of a class its examples of it; or all; or 1."""
+
+
+def joined_head(
+    names: Sequence[str], clients: Sequence[Arrays], examples: FloatArray, classes: FloatArray | None
+) -> dict[str, NDArray[Any]]:
+    """Return the mean of the last layer by `examples` [C], or for each output by `classes` [C, outputs].
+
+    A class of which nobody has examples has their mean by `examples`.
+    """
+    if classes is None:
+        return weighted_mean(clients, examples, names)
+    weights = np.where(classes.sum(axis=0) > 0, classes, examples[:, None])
+    shares = weights / weights.sum(axis=0)
+    joined = {}
+    for name in names:
+        stacked = np.stack([np.asarray(each[name], dtype=np.float64) for each in clients])
+        by_class = shares.reshape(*shares.shape, *[1] * (stacked.ndim - 2))
+        joined[name] = (by_class * stacked).sum(axis=0).astype(clients[0][name].dtype)
+    return joined
+
+
+def weighted_mean(clients: Sequence[Arrays], weights: FloatArray, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return the mean of each parameter by the weights [C] of the clients."""
+    shares = weights / weights.sum()
+    return {
+        name: np.tensordot(shares, np.stack([np.asarray(each[name], dtype=np.float64) for each in clients]), 1).astype(
+            clients[0][name].dtype
+        )
+        for name in names
+    }

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from narrowcast.platform.config.plugins import is_own
 from narrowcast.platform.contracts import LocalCall
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.global_generators import isolated, moved_since, seed_generators, states
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.plugins import is_own
-from narrowcast.platform.seeds import Words, uniform_bits
+from narrowcast.platform.seeds import Words, isolated, moved_since, seed_generators, states, uniform_bits
 from narrowcast.platform.types import IntArray
 
 _BEFORE_TRAINING = 2**32

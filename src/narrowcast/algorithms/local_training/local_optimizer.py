@@ -10,9 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import optional
 
 Rate = float | Tensor
 """A learning rate that all clients share, or one for each, [a] in float64."""

@@ -3,6 +3,10 @@
 Both modes take the same steps on the same batches. Batched training stacks the clients' parameters along a leading axis
 and is faster if the work per client is small. Client-by-client training is for modules that cannot be batched and for
 convolutions, which do not gain from batching.
+
+Mean loss of each client of a chunk before training: one forward pass over all of its samples.
+
+The parameters of each client of a chunk before training, and the samples that they are measured on.
 """
 
 from __future__ import annotations
@@ -17,23 +21,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from narrowcast.algorithms.local_training.batched_module import batched_forward, callable_of
-from narrowcast.algorithms.local_training.chain_gradients import (
+from narrowcast.algorithms.local_training.forward_draws import NO_DRAWS, ForwardDraws
+from narrowcast.algorithms.local_training.gradients import (
+    ARRAY_TYPES,
     ChainGradient,
+    Device,
     Tensors,
+    batched_attention,
+    batched_forward,
+    callable_of,
     chain_gradient,
+    float32_products,
     records_graph,
     sample_losses,
-)
-from narrowcast.algorithms.local_training.device import (
-    ARRAY_TYPES,
-    Device,
-    batched_attention,
-    float32_products,
     to_array,
     to_tensor,
 )
-from narrowcast.algorithms.local_training.forward_draws import NO_DRAWS, ForwardDraws
 from narrowcast.algorithms.local_training.local_optimizer import (
     GradientDescent,
     Kept,
@@ -41,12 +44,11 @@ from narrowcast.algorithms.local_training.local_optimizer import (
     Rate,
     along,
 )
-from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
-from narrowcast.platform.data.features import each_input
-from narrowcast.platform.data.samples import Labelled
-from narrowcast.platform.models.losses import Loss
+from narrowcast.algorithms.local_training.negatives import BatchSchedule
+from narrowcast.platform.data.samples import Labelled, each_input
+from narrowcast.platform.models.measures import Loss
 from narrowcast.platform.models.module_call import Inputs, call_module, has_half_types
-from narrowcast.platform.models.module_parts import copy_of, fixed_of, trained_of, with_values
+from narrowcast.platform.models.modules import copy_of, fixed_of, trained_of, with_values
 from narrowcast.platform.models.neural_network import as_input, as_target
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
 
@@ -359,3 +361,60 @@ def add_terms(values: Tensors, start: Tensors, gradients: Tensors, steps: Steps,
             gradient.add_(values[name], alpha=steps.weight_decay)
         if name in steps.correction:
             gradient.add_(steps.correction[name][rows])
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """The values from which clients train, and all samples of each client, as a schedule of one epoch.
+
+    Each tensor of `values` and `frozen` is [1, ...] if all clients have the same, else [C, ...]; all client axes are in
+    the order of `schedule`. `rebuild` computes the module's parameters from both. `batched`: all clients at once.
+    `draws` are those of the passes.
+    """
+
+    module: nn.Module
+    loss: Loss
+    values: Tensors
+    loader: Loader
+    schedule: BatchSchedule
+    rebuild: Rebuild | None
+    frozen: Tensors
+    batched: bool
+    draws: ForwardDraws
+
+
+def mean_losses(point: StartPoint) -> FloatArray:
+    """Return the mean loss [C] of each client's parameters over its samples."""
+    with torch.no_grad(), float32_products(point.loader.device):
+        return last_epoch_means(_batched(point) if point.batched else _each(point), point.schedule)
+
+
+def _batched(point: StartPoint) -> FloatArray:
+    n_clients, losses = len(point.schedule.order), []
+    losses_of = losses_of_module(
+        callable_of(point.module, point.loader.device), point.loss, n_clients, point.rebuild, point.frozen
+    )
+    values = of_each_client(point.values, n_clients)
+    for batch in point.loader.batches(point.schedule):
+        now = rows_of(values, slice(0, len(batch.labels)))
+        losses.append((losses_of(now, batch.features, batch.labels)[0] * batch.weights).sum(1))
+    return to_array(torch.cat(losses)).astype(np.float64) if losses else np.empty(0)
+
+
+def _each(point: StartPoint) -> FloatArray:
+    schedule, module = point.schedule, callable_of(point.module, point.loader.device)
+    step_starts = np.cumsum(schedule.active) - schedule.active
+    losses = np.zeros(int(schedule.active.sum()))
+    for client, n_steps in enumerate(schedule.steps):
+        own = slice(client, client + 1)
+        now, kept = (
+            {name: rows[0] for name, rows in rows_of(each, own).items()} for each in (point.values, point.frozen)
+        )
+        parameters = point.rebuild(now, kept) if point.rebuild else now
+        for step in range(n_steps):
+            batch = int(step_starts[step]) + client
+            features, labels = point.loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
+            point.draws.seed(client, step)
+            outputs = call_module(module, features, parameters)
+            losses[batch] = float(point.loss.per_sample(outputs, labels).mean())
+    return losses

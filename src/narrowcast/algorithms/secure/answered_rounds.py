@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.errors import UserError, remedy
+from narrowcast.platform.storage.disk import disk, make_folders
 from narrowcast.platform.types import Arrays, PayloadError, arrays_sha256
 
 NO_MODEL = b""

@@ -19,18 +19,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
+from narrowcast.algorithms.client.sums import Group, Part, SumLayout
 from narrowcast.algorithms.secure.answered_rounds import AnsweredRounds
-from narrowcast.algorithms.secure.envelope import EnrolledClients
-from narrowcast.algorithms.secure.key_agreement import derive_key
-from narrowcast.algorithms.secure.key_files import ClientKeys, read_key_files
-from narrowcast.algorithms.secure.masking_client import MaskingClient
-from narrowcast.algorithms.secure.masking_round import agree_on_keys
-from narrowcast.algorithms.secure.messages import RUN_BYTES, Messages
-from narrowcast.algorithms.secure.openable_groups import OpenableGroups
-from narrowcast.algorithms.secure.protection import Encryption, Masked, Protection, PublicKey
-from narrowcast.algorithms.secure.shamir import SECRET_BYTES
-from narrowcast.algorithms.secure.small_counts import SmallCounts
+from narrowcast.algorithms.secure.keys import SECRET_BYTES, ClientKeys, derive_key, read_key_files
+from narrowcast.algorithms.secure.masking_client import MaskingClient, agree_on_keys
+from narrowcast.algorithms.secure.masks import OpenableGroups
+from narrowcast.algorithms.secure.messages import RUN_BYTES, EnrolledClients, Messages
+from narrowcast.algorithms.secure.participation import SmallCounts
+from narrowcast.algorithms.secure.schemes import Encryption, Masked, Protection, PublicKey
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, PayloadError
 

@@ -22,11 +22,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.protection import Protection
-from narrowcast.algorithms.secure.schemes import AnyScheme
+from narrowcast.algorithms.secure.schemes import AnyScheme, Protection
+from narrowcast.platform.config.kinds import FOLDERS
+from narrowcast.platform.config.plugins import loaded
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.kinds import FOLDERS
-from narrowcast.platform.plugins import loaded
 from narrowcast.platform.types import Arrays, PayloadError
 
 _HEAD = struct.Struct("<QQ")  # bytes of the text, of the arrays

@@ -2,21 +2,29 @@
 
 The size of everything that a client sends is known beforehand, keys and shares included. Under masks it grows with the
 number of participants, so the cohort is the largest whose members can all afford their messages.
+
+The minimum count of an item: rows of the sum that too few clients touched are left out before it is released.
+
+The keys of a round as records: `RoundKeys` are public, `ClientSecrets` belong to the hosts of some clients.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
+from narrowcast.algorithms.client.sums import Group
+from narrowcast.algorithms.federated.shared_basis import BandwidthRank, UniformRank
+from narrowcast.algorithms.secure.masks import OpenableGroups, with_enough_senders
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.openable_groups import OpenableGroups, with_enough_senders
-from narrowcast.algorithms.secure.protection import Encryption
+from narrowcast.algorithms.secure.schemes import Encryption, Integers, PublicKey
+from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.section import Section
-from narrowcast.platform.types import FloatArray, IntArray, Profiles
+from narrowcast.platform.types import Arrays, FloatArray, IntArray, PayloadError, Profiles
 
 
 class AgreedRanks(Section):
@@ -136,3 +144,86 @@ class ParticipationPolicy:
             return 0, 0
         opening_bits, best = self.messages.opened_sum_bits(), int(slack.argmax())
         return (best if slack[best] >= opening_bits else None), opening_bits
+
+
+@dataclass
+class SmallCounts:
+    """Blanks the rows of a round's sums that fewer than `least` clients touched, of `rows` items.
+
+    A group with counts of its own is judged by them; other groups by the counts of the group that was opened before,
+    which have to come first. With `per_item_mean` and unequal ranks these count the clients that touched the item,
+    whichever of its components they sent.
+    """
+
+    rows: int
+    least: int
+    _counts: Integers | None = field(default=None, repr=False)
+
+    def blanked(self, group: Group, integers: Integers) -> Integers:
+        """Return the integers of a group's sum [n_values + n_counts] with zeros for values and counts of such rows.
+
+        Raise `PayloadError` for a group whose counts are not by item, or not known yet.
+        """
+        if self.least <= 1:
+            return integers
+        values, counts = np.split(integers, [group.n_values])
+        if not self.rows or group.n_values % self.rows or group.n_counts % self.rows:
+            raise PayloadError("the sum has no counts by item, and is not opened with secure.smallest_count above 1")
+        if group.n_counts:
+            self._counts = counts.reshape(self.rows, -1)
+        if self._counts is None:
+            raise PayloadError("the counts of the items have to be opened before their values")
+        few = self._counts < self.least
+        kept = np.where(few, 0, values.reshape(self.rows, -1)).ravel() if group.n_values else values
+        return np.concatenate([kept, np.where(few, 0, self._counts).ravel() if group.n_counts else counts])
+
+
+@dataclass(frozen=True)
+class RoundKeys:
+    """Public data of a round: participants, their verification and advertised keys, the run's public key and number.
+
+    `verify` has the Ed25519 key of each participant; `advertised` what each sent in the protocol's first step, empty
+    without masks. `present` are the participants that may send updates: with masks, those that shared their keys.
+    """
+
+    participation: Participation
+    verify: Mapping[int, bytes]
+    advertised: Mapping[int, bytes]
+    present: tuple[int, ...]
+    public: PublicKey
+    run: bytes
+
+    @classmethod
+    def of(cls, participation: Participation, of_run: Arrays, of_round: Arrays) -> RoundKeys:
+        """Read the key store's answers to `public` and to `begin`."""
+        clients = participation.clients.tolist()
+        present = of_round["present"].tolist() if "present" in of_round else clients
+        verify = dict(zip(clients, map(bytes, of_round["verify"]), strict=True))
+        advertised = dict(zip(present, map(bytes, of_round.get("keys", ())), strict=False))
+        return cls(participation, verify, advertised, tuple(present), PublicKey.of(of_run), of_run["run"].tobytes())
+
+    def messages(self, messages: Messages) -> Messages:
+        """Return the messages of this round, from those of a whole cohort of any run."""
+        return replace(messages, cohort=len(self.participation.clients), run=self.run)
+
+
+@dataclass(frozen=True)
+class ClientSecrets:
+    """Private keys of the c clients of a chunk. Shapes: signing [c, 32]; own_secrets [c, 32]; pair_seeds [c, m, 32].
+
+    An own secret gives the seeds of a client's own masks; pair seeds are by the m clients that are present. None
+    without masks. `repr` shows none of them.
+    """
+
+    signing: NDArray[Any]
+    own_secrets: NDArray[Any] | None
+    pair_seeds: NDArray[Any] | None
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> ClientSecrets:
+        """Read the key store's answer to `secrets`."""
+        own, pairs = (np.asarray(arrays[name]) if name in arrays else None for name in ("own", "pairs"))
+        return cls(np.asarray(arrays["signing"]), own, pairs)
+
+    def __repr__(self) -> str:
+        return "ClientSecrets(...)"

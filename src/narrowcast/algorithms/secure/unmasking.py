@@ -1,27 +1,173 @@
-"""The server's side around a round's training: keys are agreed before it, and the sum is opened after it."""
+"""The server's side around a round's training: keys are agreed before it, and the sum is opened after it.
+
+The server's side of unmasking (Bonawitz et al., CCS 2017, round 4): from revealed shares to the masks in the sum.
+
+The server's side of masked input: envelopes are checked and added on arrival; only the sums are kept.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from narrowcast.algorithms.secure.bit_packing import RingElements
-from narrowcast.algorithms.secure.fixed_point import Integers
-from narrowcast.algorithms.secure.inbox import Inbox, merged
-from narrowcast.algorithms.secure.mask_recovery import MaskRecovery, recovered
-from narrowcast.algorithms.secure.masking_round import REVEALS, SIGNS, stops
-from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy
-from narrowcast.algorithms.secure.protection import Encryption, Masked, Plain, PublicKey
-from narrowcast.algorithms.secure.round_keys import RoundKeys
-from narrowcast.algorithms.secure.small_counts import SmallCounts
-from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
+from narrowcast.algorithms.client.uploads import PrefixedArrays
+from narrowcast.algorithms.secure.keys import SECRET_BYTES, SHARE_BYTES, KeyAgreements, combine
+from narrowcast.algorithms.secure.masking_client import REVEALS, SIGNS, stops
+from narrowcast.algorithms.secure.masks import MaskLayout, OpenableGroups, OwnSeeds
+from narrowcast.algorithms.secure.messages import EnrolledClients, Messages
+from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy, RoundKeys, SmallCounts
+from narrowcast.algorithms.secure.schemes import Encryption, Integers, Masked, Plain, PublicKey, RingElements
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.secure_contracts import ClientKeyStore, refusals_end_the_run
+from narrowcast.platform.rounds.client_contracts import ClientKeyStore, refusals_end_the_run
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, PayloadError
+
+
+@dataclass(frozen=True)
+class MaskRecovery:
+    """Secrets that the survivors reveal: own-mask seeds of survivors, private mask keys of dropouts.
+
+    `opened` [groups] are the groups whose masks these secrets remove.
+    """
+
+    round_index: int
+    rule: OpenableGroups
+    opened: BoolArray
+    own_seeds: Mapping[int, OwnSeeds] = field(repr=False)
+    dropout_keys: Mapping[int, X25519PrivateKey] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        round_index: int,
+        rule: OpenableGroups,
+        advertised: Mapping[int, bytes],
+        survivors: Collection[int],
+        revealed: Mapping[int, bytes | memoryview],
+    ) -> MaskRecovery:
+        """Combine what clients revealed, the body of `Messages.unmasking_shares` by client.
+
+        `advertised` are the keys of the clients that shared theirs. The first `threshold` answers are used; raise
+        `PayloadError` if there are fewer, or if a secret is not the advertised one. A survivor that has not answered
+        leaves its groups at risk unopened, unless all of them may be opened.
+        """
+        if len(revealed) < rule.threshold:
+            raise PayloadError(f"{len(revealed)} of {len(survivors)} clients revealed shares, {rule.threshold} needed")
+        places = {client: place for place, client in enumerate(rule.clients)}
+        used, own_seeds, private = list(revealed)[: rule.threshold], dict[int, OwnSeeds](), {}
+        opened = left = rule.opened(survivors)
+        fully_opened = rule.fully_opened(opened)
+        for client, keys in advertised.items():
+            at = places[client] * SHARE_BYTES
+            shares = {places[each] + 1: bytes(revealed[each][at : at + SHARE_BYTES]) for each in used}
+            try:
+                secret = combine(shares)
+            except ValueError:
+                secret = bytes(SECRET_BYTES)
+            if client not in survivors:
+                private[client] = X25519PrivateKey.from_private_bytes(secret)
+                matches = private[client].public_key().public_bytes_raw() == keys[:32]
+            else:
+                risky, whole = rule.risky(client), client in fully_opened
+                own = OwnSeeds.of(secret, risky) if whole else OwnSeeds(secret, {})
+                matches = hashlib.sha256(own.shared).digest() == keys[64:]
+                if not whole and client in revealed:
+                    own = OwnSeeds(secret, _revealed_seeds(revealed[client], risky, opened, len(rule.clients)))
+                own_seeds[client] = own
+            if not matches:
+                raise PayloadError(f"the shares of client {client}'s secret do not give the one that it advertised")
+        for client, own in own_seeds.items():
+            left = left & ~(rule.sent[client] & rule.at_risk & ~_marked(own.of_group, len(opened)))
+        return cls(round_index, rule, left, own_seeds, private)
+
+    def masks(self, layout: MaskLayout, advertised: Mapping[int, bytes]) -> list[RingElements]:
+        """Return the masks that are left in the sum of each group; meaningless for a group that is not opened."""
+        totals, agreements, sent = layout.zeros(), KeyAgreements(), self.rule.sent
+        for client, own in self.own_seeds.items():
+            layout.add_own(totals, own, sent[client], self.rule.at_risk)
+        for dropout, key in self.dropout_keys.items():
+            for client in self.own_seeds:
+                ends = advertised[dropout][:32], advertised[client][:32]
+                seed = agreements.key(key, *ends, b"mask", self.round_index)
+                layout.add(totals, seed, sent[dropout] & sent[client], negative=client > dropout)
+        return [elements.astype(np.uint64) for elements in totals]
+
+
+def recovered(
+    messages: Messages, round_index: int, keys: RoundKeys, survivors: Collection[int], answers: Arrays
+) -> MaskRecovery:
+    """Combine the messages in which survivors reveal their shares, by the name of the client.
+
+    Raise `PayloadError` as `MaskRecovery.of`, and for a message that is empty or that its client did not sign.
+    """
+    rule, enrolled = keys.participation.rule, EnrolledClients(keys.verify)
+    revealed = dict(
+        enrolled.open(messages.unmasking_shares(round_index, len(rule.risky(int(name)))), np.asarray(data).tobytes())
+        for name, data in answers.items()
+    )
+    return MaskRecovery.of(round_index, rule, keys.advertised, survivors, revealed)
+
+
+def _revealed_seeds(
+    body: bytes | memoryview, risky: list[int], opened: BoolArray, participants: int
+) -> dict[int, bytes]:
+    """Return the seeds of groups at risk that a client revealed of its own masks."""
+    start = participants * SHARE_BYTES
+    seeds = [bytes(body[start + at * SECRET_BYTES :][:SECRET_BYTES]) for at in range(len(risky))]
+    return {place: seed for place, seed in zip(risky, seeds, strict=True) if opened[place]}
+
+
+def _marked(places: Collection[int], groups: int) -> BoolArray:
+    return np.isin(np.arange(groups), list(places))
+
+
+@dataclass
+class Inbox:
+    """The protected sum of each group over the clients received so far.
+
+    `keys` are the clients' verification keys; clients that have none are refused.
+    """
+
+    messages: Messages
+    round_index: int
+    public: PublicKey
+    keys: Mapping[int, bytes]
+    sums: list[RingElements | None] = field(init=False)
+    received: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.sums = [None] * len(self.messages.layout.groups)
+        self._format = self.messages.update(self.round_index, self.public)
+
+    def receive(self, data: bytes) -> int:
+        """Add a client's update and return the client; a `PayloadError` leaves the sums unchanged."""
+        client, bodies = self._format.open(data, self.keys)
+        if client in self.received:
+            raise PayloadError(f"client {client} has sent its update of round {self.round_index} before")
+        scheme, numbers = self.messages.scheme, self.messages.fixed_point
+        elements = [
+            None if body is None else scheme.decode(group, body, numbers, self.public)
+            for group, body in zip(self.messages.layout.groups, bodies, strict=True)
+        ]
+        self.received.add(client)
+        for place, each in enumerate(elements):
+            if each is not None:
+                self.sums[place] = merged(self.sums[place], each, self.messages, self.public)
+        return client
+
+
+def merged(
+    first: RingElements | None, second: RingElements | None, messages: Messages, public: PublicKey
+) -> RingElements | None:
+    """Return the sum of two partial sums of a group; exact, and therefore independent of the order."""
+    if first is None or second is None:
+        return second if first is None else first
+    return messages.scheme.add(np.asarray(first), np.asarray(second), public)
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from narrowcast._version import __version__
-from narrowcast.platform.patterns import Matches
+from narrowcast.platform.config.fields import Matches
 
 Name = Annotated[
     str,

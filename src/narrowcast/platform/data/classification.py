@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
+from narrowcast.platform.config.files import Section
 from narrowcast.platform.data.partition import IID, Dirichlet, Natural, Partition, Shards, Similarity
 from narrowcast.platform.data.public_set import PublicSet
 from narrowcast.platform.data.samples import Labelled, Samples, tenths
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 

@@ -13,10 +13,17 @@ import pyarrow.compute as pc
 from pyarrow import csv
 from pydantic import Field
 
-from narrowcast.platform.data.interactions import Interactions, row_starts
-from narrowcast.platform.data.leave_one_out import NEGATIVES, Events, Validation, hold_out, order_by_time
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.data.interactions import (
+    NEGATIVES,
+    Events,
+    Interactions,
+    Validation,
+    hold_out,
+    order_by_time,
+    row_starts,
+)
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.section import Section
 from narrowcast.platform.types import IntArray
 
 TRAIN, TEST, NEGATIVE = ".train.rating", ".test.rating", ".test.negative"

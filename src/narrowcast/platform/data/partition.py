@@ -1,19 +1,44 @@
-"""Partitioning of a classification data set's training samples across clients."""
+"""Partitioning of a classification data set's training samples across clients.
+
+Held-out samples as the clients' own: those of their users, or dealt as the training samples are.
+
+The samples of each client, by index.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.platform.data.client_index import index_of_owners
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import Registry
-from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
+
+
+class ClientIndex(NamedTuple):
+    """Samples of clients by index: client u has `order[indptr[u]:indptr[u + 1]]`. Shapes: order [n]; indptr [U + 1]."""
+
+    order: IntArray
+    indptr: IntArray
+
+    def rows(self, clients: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the samples of these clients one client after the other, [m], and the number of each, [C]."""
+        counts = self.indptr[clients + 1] - self.indptr[clients]
+        starts = np.repeat(self.indptr[clients] - np.cumsum(counts) + counts, counts)
+        return self.order[starts + np.arange(len(starts))], counts
+
+
+def index_of_owners(owners: IntArray, n_clients: int) -> ClientIndex:
+    """Return the index of samples whose clients are known, [n]; those of client -1 are left out."""
+    indptr = np.zeros(n_clients + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owners[owners >= 0], minlength=n_clients), out=indptr[1:])
+    return ClientIndex(np.argsort(owners, kind="stable")[int((owners < 0).sum()) :], indptr)
+
 
 MOST_REDRAWS = 1000
 """Number of draws after which a Dirichlet partition with `min_examples` is refused."""
@@ -228,3 +253,32 @@ def _check_enough(kind: str, n: int, n_clients: int, min_examples: int) -> None:
             f"partition {kind}: {n_clients} clients with min_examples {min_examples} need "
             f"{n_clients * min_examples} samples, but there are {n}; lower min_examples or clients"
         )
+
+
+def deal_alike(
+    classes: IntArray, owners: IntArray, held_out: IntArray, n_clients: int, seed: int, split: str
+) -> ClientIndex:
+    """Deal held-out samples so that a client has of each class the share that it has of the training samples.
+
+    The held-out samples of a client are then distributed as its training samples, as if its own samples had been split
+    after the partition, which FedProx (Li et al., MLSys 2020), q-FFL (Li et al., ICLR 2020) and LEAF (Caldas et al.
+    2018) do. Each sample is dealt to one client; a class without training samples to none. Of each class a client gets
+    its share rounded down or up, up if it has lost most by the rounding of the classes before.
+
+    Shapes: classes [n] and owners [n] of the training samples; held_out [m], the classes of those to be dealt.
+    """
+    random = generator(seed, split + " of clients")
+    found, lost = np.full(len(held_out), -1, dtype=np.int64), np.zeros(n_clients)
+    for label in np.unique(held_out):
+        rows = random.permutation(np.flatnonzero(held_out == label))
+        counts = np.bincount(owners[classes == label], minlength=n_clients)
+        if not (total := counts.sum()):
+            continue
+        sizes, rest = np.divmod(len(rows) * counts, total)
+        lost += rest / total
+        able = random.permutation(np.flatnonzero(rest))
+        up = able[np.argsort(-lost[able], kind="stable")][: len(rows) - sizes.sum()]
+        sizes[up] += 1
+        lost[up] -= 1
+        found[rows] = np.repeat(np.arange(n_clients), sizes)
+    return index_of_owners(found, n_clients)

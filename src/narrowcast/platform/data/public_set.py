@@ -8,12 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.contracts import DataSource
-from narrowcast.platform.data.features import Features, described
-from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.data.samples import Features, Labelled, Samples, described
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import Registry
-from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
@@ -22,9 +21,9 @@ _SETS = Registry(
     "data",
     DataSource,
     {
-        "mnist": "platform.data.idx:MNIST",
-        "fashion-mnist": "platform.data.idx:FashionMNIST",
-        "cifar-10": "platform.data.cifar:CIFAR10",
+        "mnist": "platform.data.image_sets:MNIST",
+        "fashion-mnist": "platform.data.image_sets:FashionMNIST",
+        "cifar-10": "platform.data.image_sets:CIFAR10",
     },
 )
 """By name, as they extend a class that has a field of this one."""

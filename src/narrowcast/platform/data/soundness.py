@@ -6,18 +6,16 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from narrowcast.platform.contract_checks import method_of, naming, noun
+from narrowcast.platform.config.kinds import members, optional
+from narrowcast.platform.config.plugins import is_own
 from narrowcast.platform.contracts import Dataset, DataSource
-from narrowcast.platform.data.features import by_name, described
+from narrowcast.platform.data.graph import UNKNOWN, NodeGraph
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
-from narrowcast.platform.data.node_graph import UNKNOWN, NodeGraph
 from narrowcast.platform.data.rating_matrix import RatingMatrix
-from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.data.samples import Labelled, Samples, by_name, described
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.global_generators import isolated
-from narrowcast.platform.kinds import members, optional
-from narrowcast.platform.plugins import is_own
-from narrowcast.platform.seeds import generator
+from narrowcast.platform.rounds.contract_checks import method_of, naming, noun
+from narrowcast.platform.seeds import generator, isolated
 from narrowcast.platform.types import IntArray
 
 

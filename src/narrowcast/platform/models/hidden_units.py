@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import optional
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 Units = tuple[IntArray, ...]

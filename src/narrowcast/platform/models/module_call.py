@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from narrowcast.platform.data.features import each_input
+from narrowcast.platform.data.samples import each_input
 from narrowcast.platform.errors import UserError
 
 Inputs = Tensor | Mapping[str, Tensor]

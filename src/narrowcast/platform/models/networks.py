@@ -10,13 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
-from narrowcast.platform import plugins
+from narrowcast.platform.config import plugins
+from narrowcast.platform.config.fields import Factory
+from narrowcast.platform.config.kinds import FOLDERS
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import FOLDERS
 from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis, units_of_chain
 from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
-from narrowcast.platform.patterns import Factory
 
 Width = Annotated[int, Field(ge=1, le=65536)]
 """Number of units or channels of a layer."""

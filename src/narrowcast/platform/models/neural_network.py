@@ -13,43 +13,52 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from narrowcast.platform.client_contracts import ClientSplit
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.kinds import kind_of, optional
 from narrowcast.platform.contracts import Dataset, Split
-from narrowcast.platform.data.features import Features, each_input, rows_of_inputs
-from narrowcast.platform.data.features import described as shapes
-from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.data.samples import Features, Labelled, Samples, each_input, rows_of_inputs
+from narrowcast.platform.data.samples import described as shapes
 from narrowcast.platform.errors import UserError, described
-from narrowcast.platform.global_generators import isolated
-from narrowcast.platform.kinds import kind_of, optional
-from narrowcast.platform.models.forward_pass import ForwardPass, forward_pass
-from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
-from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
-from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
-from narrowcast.platform.models.module_build import build_module, seeded_draws, shapes_alone
-from narrowcast.platform.models.module_call import Inputs, call_module, check_tensor, keep_half_types, select_output
-from narrowcast.platform.models.module_parts import (
-    arrays_of,
-    copy_of,
-    differing,
-    fixed_of,
-    fixed_sha256,
-    shapes_of,
-    state_of,
-    trained_of,
-    with_values,
-)
-from narrowcast.platform.models.moving_statistics import (
+from narrowcast.platform.models.forward_pass import (
     OWN_LAYERS,
+    ForwardPass,
     Statistics,
     averaged_names,
     count_of,
+    forward_pass,
     mean_row,
     own_names,
     refusal,
     unpacked,
 )
-from narrowcast.platform.models.sample_measures import SampleMeasure
-from narrowcast.platform.section import Section
+from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
+from narrowcast.platform.models.measures import (
+    DEFAULT_METRICS,
+    LOSSES,
+    METRICS,
+    Loss,
+    Metric,
+    SampleMeasure,
+    default_loss,
+    default_metrics,
+)
+from narrowcast.platform.models.module_call import Inputs, call_module, check_tensor, keep_half_types, select_output
+from narrowcast.platform.models.modules import (
+    arrays_of,
+    build_module,
+    copy_of,
+    differing,
+    fixed_of,
+    fixed_sha256,
+    seeded_draws,
+    shapes_alone,
+    shapes_of,
+    state_of,
+    trained_of,
+    with_values,
+)
+from narrowcast.platform.rounds.client_contracts import ClientSplit
+from narrowcast.platform.seeds import isolated
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 _MOST_PARAMETERS = 2**30

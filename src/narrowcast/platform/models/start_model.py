@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from narrowcast.platform.atomic_files import read_tensors
-from narrowcast.platform.config import FROZEN, MODEL, START
+from narrowcast.platform.config.files import FROZEN, MODEL, START
 from narrowcast.platform.contracts import Model, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.types import Arrays
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.journal import AtWork, has_journal, read_locked
+from narrowcast.platform.storage.disk import write_atomically
+from narrowcast.platform.storage.journal import AtWork, has_journal, read_locked
 
 CURSOR = "tracking.json"
 

@@ -26,9 +26,15 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from narrowcast.platform.config.redaction import redact
 from narrowcast.platform.errors import StoreError
-from narrowcast.platform.interruption import uninterrupted
-from narrowcast.platform.redaction import redact
+from narrowcast.platform.storage.host import uninterrupted
+
+if TYPE_CHECKING:
+    from narrowcast.platform.tracking import figures as run_figures
+    from narrowcast.platform.tracking import partition_figure
+    from narrowcast.platform.tracking import store as mlflow_store
+
 
 __all__ = [
     "CallsClosedError",
@@ -45,7 +51,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 _STORE, _FIGURES, _PARTITION = (
-    f"{__name__.rpartition('.')[0]}.{name}" for name in ("mlflow_store", "run_figures", "partition_figure")
+    f"{__name__.rpartition('.')[0]}.{name}" for name in ("store", "figures", "partition_figure")
 )
 _PROGRAM = (
     f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {__name__} import serve; serve(int(sys.argv[1]))"
@@ -78,9 +84,7 @@ class _LazyModule:
         return _Function(self.module, name)
 
 
-if TYPE_CHECKING:
-    from narrowcast.platform.tracking import mlflow_store, partition_figure, run_figures
-else:  # modules whose functions `begin` and `call` take, imported where a function is called
+if not TYPE_CHECKING:  # modules whose functions `begin` and `call` take, imported where a function is called
     mlflow_store, run_figures, partition_figure = map(_LazyModule, (_STORE, _FIGURES, _PARTITION))
 
 
@@ -228,7 +232,7 @@ def serve(descriptor: int) -> None:
         try:
             import_module(module)
             if module == _STORE and not os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
-                from narrowcast.platform.tracking.mlflow_internals import import_sql_store
+                from narrowcast.platform.tracking.store import import_sql_store
 
                 import_sql_store()
         except ImportError as error:  # a call imports it again, and its caller hears of it

@@ -1,0 +1,357 @@
+"""What an honest-but-curious server can infer from a transcript: one attack a function, and measures of them.
+
+Measures of an attack: the share of what it sought that it found, beside that of a guess.
+
+A client's private factors and its labels from the directions of the rows that it sends.
+
+The change of row i is the sum over steps of -lr g_i p_u (B p_u on the components of a low-rank update), where
+g = sigmoid - label is negative for a training item and positive for a sampled negative. All rows of a client therefore
+lie along its private factors p_u, and the side on which a row lies is its label. Chai et al., Secure Federated Matrix
+Factorization, IEEE Intelligent Systems 2020, read ratings from gradients; the sign of a gradient gives the label in
+Zhao, Mopuri and Bilen, iDLG, arXiv:2001.02610.
+
+Training items of clients from sums over cohorts that overlap.
+
+The count of an item in a sum is the number of its clients that touched it. Over rounds, counts are a linear system in
+what each client touches, with the known participation of clients as its matrix and the fresh negatives as noise; the
+difference of two sums whose cohorts differ by one client is its smallest case. Lam et al., Gradient Disaggregation,
+ICML 2021 (arXiv:2106.06089), take updates apart in the same way, without even knowing the participation.
+
+Training items of a client from the lists of rows that it sends, over rounds.
+
+A client sends the rows of its training items in every round, and those of the negatives that it drew in this round. A
+row that is absent once is therefore no training item; a row that a uniform draw of negatives would rarely touch, and a
+row outside the negatives that the seed gives where the server can compute them, probably is one. The set of uploaded
+items is the leak that the sampled items of Lin et al., FedRec, IEEE Intelligent Systems 2020, are to hide.
+
+Rows of a sum that one client sent: which client it was, and what it says of it.
+
+A count of one says that a row of the sum is the row of one client. It can be attributed by the negatives that the seed
+gives (if only one client's contain the item), or by the components in which the row is not zero (if only one client
+sent these). Its direction is that of the client's private factors; see `direction_attack`.
+
+Components of few senders under masks, unmasked by the server with all that the survivors reveal.
+
+A pair masks the components that both of its clients send. A component of one sender therefore carries the own mask of
+this client alone, and what survivors reveal of its mask of other components must not open it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.attacks.transcript import OpenedSum, RoundTranscript, Transcript
+from narrowcast.algorithms.local_training.negatives import SharedNegatives
+from narrowcast.algorithms.secure.messages import Messages
+from narrowcast.algorithms.secure.participation import RoundKeys
+from narrowcast.algorithms.secure.schemes import RingElements
+from narrowcast.algorithms.secure.unmasking import recovered
+from narrowcast.platform.seeds import stream_keys
+from narrowcast.platform.types import BoolArray, FloatArray, IntArray
+
+
+def expected_hits(scores: FloatArray, wanted: BoolArray) -> float:
+    """Return how many of the n wanted entries are among the n of the highest scores; ties count in expectation."""
+    n = int(wanted.sum())
+    if not n:
+        return 0.0
+    least = np.partition(scores, -n)[-n]
+    above, tied = scores > least, scores == least
+    return float((above & wanted).sum() + (n - above.sum()) * (tied & wanted).sum() / tied.sum())
+
+
+def pooled_recall(scores: FloatArray, wanted: BoolArray) -> float:
+    """Return the share of all wanted entries that are found, as `expected_hits` counts; both arguments are [C, N]."""
+    hits = sum(expected_hits(*each) for each in zip(scores, wanted, strict=True))
+    return hits / max(int(wanted.sum()), 1)
+
+
+def chance_recall(wanted: BoolArray) -> float:
+    """Return the pooled recall of scores that say nothing; wanted [C, N]."""
+    counts = wanted.sum(axis=1).astype(np.float64)
+    return float((counts**2).sum() / max(wanted.size // len(wanted) * counts.sum(), 1))
+
+
+def alignment(found: NDArray[np.floating], truth: NDArray[np.floating]) -> float:
+    """Return the mean absolute cosine between the rows of two matrices [C, d]."""
+    scale = np.linalg.norm(found, axis=1) * np.linalg.norm(truth, axis=1)
+    return float(np.mean(np.abs((found * truth).sum(axis=1)) / np.maximum(scale, 1e-30)))
+
+
+def positives_of(indptr: IntArray, items: IntArray, clients: IntArray, n_items: int) -> BoolArray:
+    """Return the training items of clients, [C, N]."""
+    wanted = np.zeros((len(clients), n_items), dtype=bool)
+    for place, client in enumerate(clients.tolist()):
+        wanted[place, items[indptr[client] : indptr[client + 1]]] = True
+    return wanted
+
+
+def factors_from_directions(transcript: Transcript, clients: IntArray) -> FloatArray:
+    """Return the direction of each client's private factors, of either sign, [C, d]; zeros for clients not read.
+
+    It is the leading direction of all rows that the client sent, in the coordinates of the item factors.
+    """
+    found = np.zeros((len(clients), transcript.rounds[0].item_factors.shape[1]))
+    for place, client in enumerate(clients.tolist()):
+        if sent := transcript.uploads(client):
+            found[place] = leading_direction([rows_in_space(each, upload.values) for each, upload in sent])
+    return found
+
+
+def positives_from_signs(transcript: Transcript, clients: IntArray) -> FloatArray:
+    """Return how far each row of a client lies on the side of its training items, [C, N], summed over rounds.
+
+    Rows that were absent once, as only negatives are, score below all others. With several negatives for each training
+    item, the side of the training items is the one with fewer rows.
+    """
+    scores = np.zeros((len(clients), transcript.n_items))
+    for place, client in enumerate(clients.tolist()):
+        for _, upload in transcript.uploads(client):
+            of_rows = _signed(upload.values.astype(np.float64), int(transcript.examples[client]))
+            dense = np.full(transcript.n_items, -1e9)
+            dense[upload.rows] = of_rows / max(np.abs(of_rows).max(), 1e-30)
+            scores[place] += dense
+    return scores
+
+
+def rows_in_space(each: RoundTranscript, values: NDArray[np.float32]) -> FloatArray:
+    """Return row changes [m, k] as changes of the item factors, [m, d]."""
+    rows = values.astype(np.float64)
+    return rows if each.basis is None else rows @ each.basis.astype(np.float64)
+
+
+def leading_direction(changes: list[FloatArray]) -> FloatArray:
+    """Return the leading direction of rows [m, d] of several rounds, each round counting alike."""
+    moment = sum((rows.T @ rows / max(float((rows**2).sum()), 1e-30) for rows in changes), np.zeros(()))
+    return np.asarray(np.linalg.eigh(moment)[1][:, -1])
+
+
+def _signed(values: FloatArray, positives: int) -> FloatArray:
+    """Return the rows' places along their leading direction [m], training items above."""
+    along = values @ leading_direction([values])
+    above = int((along > 0).sum())
+    return along if abs(above - positives) <= abs(len(along) - above - positives) else -along
+
+
+_NEVER = -1e9
+
+
+def negatives_of_seed(transcript: Transcript, round_index: int, client: int) -> BoolArray:
+    """Return the items that the public seed makes a client draw first, [N]; false guesses if the stream is private."""
+    key = stream_keys(transcript.public_seed, "negatives", round_index, np.array([client]))
+    shared = SharedNegatives(transcript.n_items, transcript.negatives, key)
+    return shared.likely_rows(int(transcript.examples[client]))
+
+
+def positives_from_row_lists(transcript: Transcript, clients: IntArray, *, with_seed: bool) -> FloatArray:
+    """Return the log-odds that each item is a training item of each client, [C, N], up to a constant.
+
+    The prior of an item is its popularity. `with_seed` takes the negatives from the
+    public seed, which is right only for runs in which server and clients share that stream.
+    """
+    n_items = transcript.n_items
+    scores = np.repeat(np.log(transcript.popularity + 0.5)[None, :], len(clients), axis=0)
+    for place, client in enumerate(clients.tolist()):
+        positives = int(transcript.examples[client])
+        drawn, free = positives * transcript.negatives, max(n_items - positives, 1)
+        by_draw = -np.expm1(drawn * np.log1p(-1 / max(free, 2)))
+        again = -np.expm1(drawn * positives / n_items * np.log1p(-1 / max(free, 2)))
+        for each, upload in transcript.uploads(client):
+            present = np.zeros(n_items, dtype=bool)
+            present[upload.rows] = True
+            evidence = np.full(n_items, -np.log(by_draw))
+            if with_seed:
+                likely = negatives_of_seed(transcript, each.round_index, client)
+                evidence = np.where(likely, 0.0, -np.log(again))
+            scores[place] += np.where(present, evidence, _NEVER)
+    return scores
+
+
+def positives_from_sums(transcript: Transcript, clients: IntArray, *, with_seed: bool) -> FloatArray:
+    """Return the probability that each item is a training item of each client, [C, N], from counts alone.
+
+    It is the posterior mean of a linear model with a normal error: client u of a round touches item i if it is a
+    training item (x_ui), and otherwise if it is a negative (probability q_ui of this round), so that a count is the sum
+    of q_ui + (1 - q_ui) x_ui. `with_seed` takes the negatives, and so q_ui, from the public seed.
+    """
+    n_items = transcript.n_items
+    counted = [each for each in transcript.rounds if len(each.total.counts) == n_items]
+    if not counted:
+        return np.zeros((len(clients), n_items))
+    members = np.unique(np.concatenate([each.cohort for each in counted]))
+    # Components of a row are counted apart if they are divided apart; the largest count is the nearest to the row's.
+    counts = np.array([each.total.counts.max(axis=1) for each in counted])
+    took_part = np.array([np.isin(members, each.cohort[each.arrived]) for each in counted], dtype=np.float64)
+    touched = np.array([_touched(transcript, each, members, with_seed) for each in counted]) * took_part[:, :, None]
+    popular = (transcript.popularity + 0.5) / (transcript.popularity + 0.5).sum()
+    prior = np.clip(transcript.examples[members, None] * popular, 1e-3, 0.95)
+    matrix = np.moveaxis(took_part[:, :, None] - touched, 2, 0)  # [N, rounds, members]
+    left = counts.T - touched.sum(axis=1).T - (matrix @ prior.T[:, :, None])[:, :, 0]
+    noise = (touched * (1 - touched)).sum(axis=1).T + 0.05
+    spread = matrix * (prior * (1 - prior)).T[:, None, :]
+    covariance = spread @ np.swapaxes(matrix, 1, 2) + noise[:, :, None] * np.eye(len(counted))
+    posterior = prior + (np.swapaxes(spread, 1, 2) @ np.linalg.solve(covariance, left[:, :, None]))[:, :, 0].T
+    scores, places = np.zeros((len(clients), n_items)), np.searchsorted(members, clients)
+    there = np.isin(clients, members)
+    scores[there] = posterior[places[there]]
+    return scores
+
+
+def _touched(transcript: Transcript, each: RoundTranscript, members: IntArray, with_seed: bool) -> FloatArray:
+    """Return the probability that a client draws each item as a negative, if it is none of its own, [members, N]."""
+    n_items, drawn = transcript.n_items, transcript.examples[members] * transcript.negatives
+    if not with_seed:
+        by_draw = -np.expm1(drawn * np.log1p(-1 / n_items))
+        return np.repeat(by_draw[:, None], n_items, axis=1)
+    again = -np.expm1(drawn * transcript.examples[members] / n_items * np.log1p(-1 / n_items))
+    rows = np.repeat(again[:, None], n_items, axis=1)
+    for place, client in enumerate(members.tolist()):
+        if client in each.cohort:
+            rows[place, negatives_of_seed(transcript, each.round_index, client)] = 1.0
+    return rows
+
+
+@dataclass(frozen=True)
+class SingleRow:
+    """A row of a sum with a count of one: its round, its item, and the clients that may have sent it."""
+
+    round_index: int
+    item: int
+    candidates: IntArray
+
+    @property
+    def client(self) -> int | None:
+        """The client to which the row is attributed: the only candidate, or None."""
+        return int(self.candidates[0]) if len(self.candidates) == 1 else None
+
+
+By = Literal["seed", "components", "examples"]
+"""The evidence: the negatives of the public seed, the components sent, or, to compare with, the most examples."""
+
+
+def single_rows(total: OpenedSum) -> IntArray:
+    """Return the rows of a sum that one client sent; none if rows are not counted."""
+    if len(total.counts) != len(total.values):
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero(total.counts.max(axis=1) == 1)
+
+
+def attribute_single_rows(transcript: Transcript, by: By) -> list[SingleRow]:
+    """Return every single row of the run's sums with the clients that fit; all that arrived if none fits."""
+    found = []
+    for each in transcript.rounds:
+        total = each.total
+        if len(items := single_rows(total)):
+            fits = {"seed": _by_seed, "components": _by_components, "examples": _by_examples}[by](transcript, each)
+            for item in items.tolist():
+                candidates = each.cohort[each.arrived & fits(item)]
+                found.append(
+                    SingleRow(each.round_index, item, candidates if len(candidates) else each.cohort[each.arrived])
+                )
+    return found
+
+
+def share_rightly_attributed(rows: list[SingleRow], owners: Mapping[tuple[int, int], Sequence[int]]) -> float:
+    """Return the share of rows whose sender is guessed, one candidate at random; `owners` by round and item."""
+    hits = [np.isin(row.candidates, owners.get((row.round_index, row.item), ())).mean() for row in rows]
+    return float(np.mean(hits)) if hits else 0.0
+
+
+def factors_from_single_rows(transcript: Transcript, rows: list[SingleRow], clients: IntArray) -> FloatArray:
+    """Return the direction of the rows attributed to each client, of either sign, [C, d]; zeros for clients without."""
+    rounds = {each.round_index: each for each in transcript.rounds}
+    factors = np.zeros((len(clients), transcript.rounds[0].item_factors.shape[1]))
+    for place, client in enumerate(clients.tolist()):
+        changes = [
+            rows_in_space(rounds[row.round_index], rounds[row.round_index].total.values[[row.item]])
+            for row in rows
+            if row.client == client
+        ]
+        if changes:
+            factors[place] = leading_direction(changes)
+    return factors
+
+
+Fits = Callable[[int], BoolArray]
+"""Returns the clients of a cohort [C] that may have sent the row of an item."""
+
+
+def _by_seed(transcript: Transcript, each: RoundTranscript) -> Fits:
+    likely = np.array([negatives_of_seed(transcript, each.round_index, client) for client in each.cohort.tolist()])
+    return lambda item: likely[:, item]
+
+
+def _by_components(transcript: Transcript, each: RoundTranscript) -> Fits:
+    del transcript
+    values = each.total.values
+    opened = (values != 0).any(axis=0)
+    return lambda item: np.asarray((each.components == (values[item] != 0))[:, opened].all(axis=1))
+
+
+def _by_examples(transcript: Transcript, each: RoundTranscript) -> Fits:
+    most = np.arange(len(each.cohort)) == transcript.examples[each.cohort].argmax()
+    return lambda _: most
+
+
+@dataclass(frozen=True)
+class ThinGroup:
+    """A group of entries that few of the arrived clients sent, and their sum's integers if the server could read it."""
+
+    round_index: int
+    place: int
+    clients: tuple[int, ...]
+    integers: IntArray | None
+
+
+def read_thin_groups(transcript: Transcript, least_senders: int) -> list[ThinGroup]:
+    """Return the groups that fewer arrived clients sent, with their integers where an attempt to unmask them succeeds.
+
+    An attempt succeeds if all values are within what that many clients can send, as hardly any are under a mask.
+    """
+    found: list[ThinGroup] = []
+    for each in transcript.rounds:
+        if each.keys is None or transcript.messages is None or "reveal" not in each.told:
+            continue
+        messages = each.keys.messages(transcript.messages)
+        senders: dict[int, list[int]] = {}
+        for upload in each.protected:
+            for place in upload.groups:
+                senders.setdefault(place, []).append(upload.client)
+        thin = {place: who for place, who in senders.items() if len(who) < least_senders}
+        masks = _known_masks(each, messages, each.keys) if thin else []
+        found += [
+            ThinGroup(each.round_index, place, tuple(who), _read(each, place, who, messages, masks))
+            for place, who in sorted(thin.items())
+        ]
+    return found
+
+
+def _known_masks(each: RoundTranscript, messages: Messages, keys: RoundKeys) -> list[list[RingElements]]:
+    """Return the masks of all groups that the revealed secrets give, in each way in which they might be made.
+
+    They are those of the protocol, and those of a client that would draw its own mask of all groups from one seed.
+    """
+    survivors = frozenset(upload.client for upload in each.protected)
+    recovery = recovered(messages, each.round_index, keys, survivors, each.told["reveal"])
+    layout, at_once = messages.mask_layout(), messages.mask_layout().zeros()
+    for client, own in recovery.own_seeds.items():
+        layout.add(at_once, own.shared, recovery.rule.sent[client])
+    return [recovery.masks(layout, keys.advertised), [elements.astype(np.uint64) for elements in at_once]]
+
+
+def _read(
+    each: RoundTranscript, place: int, clients: list[int], messages: Messages, masks: list[list[RingElements]]
+) -> IntArray | None:
+    group, most = messages.layout.groups[place], len(clients) * 2 ** (messages.scheme.bits - 1)
+    sent = [upload.groups[place] for upload in each.protected if upload.client in clients]
+    total = np.add.reduce(sent)
+    for known in masks:
+        integers = messages.scheme.open_sum(group, total - known[place], messages.fixed_point)
+        if (np.abs(integers[: group.n_values]) <= most).all() and integers[: group.n_values].any():
+            return integers
+    return None

@@ -1,0 +1,330 @@
+"""Uploads that are rows of the item matrix: train a chunk, send each client's rows, and add them up.
+
+Uploads of the rows of W that clients changed: as a whole matrix, or the rows of their entries alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.client.sums import Aggregation, RowSum, TensorSum, row_weights
+from narrowcast.algorithms.client.uploads import (
+    Coding,
+    Sent,
+    Uploads,
+    chunk_result,
+    init_codec_state,
+    send_coded_tensors,
+    send_each,
+)
+from narrowcast.algorithms.codecs.budget import ClientEncoder
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.messages import (
+    LIKELY,
+    RowLayout,
+    RowUpdate,
+    TensorUpdate,
+    decode_matrix,
+    decode_rows,
+    dense_wire_bits,
+    encode_matrix,
+    encode_rows,
+    rows_wire_bits,
+)
+from narrowcast.algorithms.codecs.sparsify import memory_of_rows, with_memory_of_rows
+from narrowcast.algorithms.codecs.wire import dtype_of
+from narrowcast.algorithms.local_training.factorisation import RowCohort
+from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult, sum_rows
+from narrowcast.algorithms.local_training.negatives import SharedNegatives
+from narrowcast.algorithms.local_training.ratings import Factors, FactorUpdates, local_updates
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.models.factorisation import ROW_FACTORS, USER_FACTORS
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
+
+Rows = NDArray[np.float32]
+RowCoding = Coding[RowUpdate, Rows]
+
+
+@dataclass(frozen=True)
+class RowView:
+    """Each client's rows of the changes, in the columns that it sends.
+
+    Shapes: changes [R, k], and `received` likewise; columns [C, k]; finite [C].
+    """
+
+    cohort: RowCohort
+    changes: Rows
+    columns: BoolArray
+    finite: BoolArray
+    received: Rows = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "received", np.zeros_like(self.changes))
+
+    @property
+    def ranks(self) -> IntArray:
+        """The number of columns that each client sends, [C]."""
+        return self.columns.sum(axis=1)
+
+    @property
+    def sends(self) -> BoolArray:
+        """The clients that send a column, [C]."""
+        return np.asarray(self.columns.any(axis=1))
+
+    def take(self, place: int) -> RowUpdate:
+        """Return one client's rows in its own columns."""
+        cohort, own, columns = self.cohort, self.cohort.rows(place), self._columns(place)
+        rows, changes = cohort.samples.row_items[own], self.changes[own][:, columns]
+        client, task, likely = int(cohort.chunk.clients[place]), cohort.task, None
+        if task.training.shared_negatives:
+            likely = SharedNegatives.of(task, client, cohort.chunk.round_index).likely_rows
+        return RowUpdate(rows, changes, task.data.n_items, int(cohort.positives[place]), likely)
+
+    def put(self, place: int, received: Rows) -> None:
+        """Store the rows that the server decoded of one client."""
+        own = self.cohort.rows(place)
+        self.received[own.start : own.stop, self._columns(place)] = received
+
+    def _columns(self, place: int) -> IntArray | slice:
+        """Return the columns that a client sends; a slice, which copies nothing, if these are all."""
+        columns = np.flatnonzero(self.columns[place])
+        return slice(None) if len(columns) == self.columns.shape[1] else columns
+
+
+def row_coding(codec: Codec, layout: RowLayout, first_levels: IntArray | None = None) -> RowCoding:
+    """Return how rows are coded: the touched ones alone, or the whole matrix."""
+    return Coding(codec, send_touched_rows if layout == "touched" else send_whole_matrix, first_levels)
+
+
+def send_touched_rows(update: RowUpdate, encoder: ClientEncoder) -> Sent[Rows] | None:
+    """Send the touched rows; the codec's memory of the other rows stays as it is."""
+    before = memory_of_rows(encoder.state, update.rows)
+    fitting = encode_rows(replace(encoder, state=before), update)
+    if fitting is None:
+        return None
+    payload, after = fitting
+    _, received = decode_rows(
+        *(encoder.codec, payload.to_bytes(), update.n_rows, update.values.shape[1], encoder.key), likely=update.likely
+    )
+    return Sent(payload.wire_bits(), received, with_memory_of_rows(encoder.state, update.rows, after))
+
+
+def send_whole_matrix(update: RowUpdate, encoder: ClientEncoder) -> Sent[Rows] | None:
+    """Send the whole matrix; the decoded values of untouched rows are dropped, and the client keeps no codec state."""
+    n_rows, columns = update.n_rows, update.values.shape[1]
+    payload = encode_matrix(encoder, update.rows, update.values, n_rows, update.positives)
+    if payload is None:
+        return None
+    _, received = decode_matrix(encoder.codec, payload.to_bytes(), n_rows, columns, encoder.key)
+    return Sent(payload.wire_bits(), received, {})
+
+
+TrainRows = Callable[[NDArray[np.float32], bool], FusedResult]
+"""Trains a chunk, given the clients' weights in the sum [C] and whether to keep each client's changes."""
+
+
+@dataclass(frozen=True)
+class RowSending:
+    """Settings with which an algorithm's clients send rows; in float32 if the codec has no stages."""
+
+    aggregation: Aggregation
+    layout: RowLayout
+    coding: RowCoding
+    some_rows: bool = False
+    """The wire may leave out rows, which it returns as nan: they do not count."""
+
+
+def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArray, train: TrainRows) -> ChunkResult:
+    """Train a chunk's clients and send their rows, each in its own columns [C, k].
+
+    In float32 the size of an upload is known before the training, which then adds up the changes of the clients whose
+    uploads will arrive and keeps none of them. Through a codec the changes are kept, sent and decoded one by one.
+    """
+    chunk, task, samples = cohort.chunk, cohort.task, cohort.samples
+    ranks = columns.sum(axis=1)
+    weights = row_weights(sending.aggregation, task, chunk, ranks)
+    if sending.coding.codec.stages:
+        result = train(weights, True)
+        began = time.perf_counter()
+        assert result.row_changes is not None, "they were to be kept"
+        finite = result.finite[cohort.places]
+        view = RowView(cohort, result.row_changes, columns, finite)
+        uploads = send_each(chunk, task, sending.coding, view)
+        delivered = uploads.delivered[samples.order]
+        counted = np.isfinite(view.received[:, :1]) if sending.some_rows else None
+        if counted is not None:
+            view.received[~counted[:, 0]] = 0
+        total, touched = sum_rows(
+            *(task.data.n_items, samples.row_items, samples.row_starts),
+            *(view.received, weights[samples.order], delivered),
+        )
+        if counted is not None:
+            ones = np.ones(len(samples.order), dtype=np.float32)
+            counts, _ = sum_rows(
+                *(task.data.n_items, samples.row_items, samples.row_starts),
+                *(counted.astype(np.float32), ones, delivered),
+            )
+            touched = counts[:, 0].astype(np.float64)
+    else:
+        bits = float_bits(cohort, ranks, sending.aggregation, sending.layout)
+        sends = (ranks > 0) & chunk.affords(bits)
+        arrives = sends & chunk.arrives()
+        result = train(weights * arrives, False)
+        began = time.perf_counter()
+        finite = result.finite[cohort.places]
+        uploads = Uploads(bits * sends, finite & arrives, finite, {}, ranks)
+        total, touched = result.total, result.touched
+    weight = _divisor(sending.aggregation, cohort, columns, uploads.delivered, touched)
+    updates = _local_updates(cohort, result)
+    done = chunk_result(chunk, updates, uploads, RowSum(total, weight).arrays()).encoded_since(began)
+    whole = np.full(len(columns), result.user_factors.shape[1])
+    return replace(done, touched_bits=int(float_bits(cohort, whole, sending.aggregation, "touched").sum()))
+
+
+def float_bits(cohort: RowCohort, ranks: IntArray, aggregation: Aggregation, layout: RowLayout) -> IntArray:
+    """Return the size of each client's rows in float32, known before the training; ranks and bits [C], or [C, ...]."""
+    sent_rows = cohort.n_rows.reshape(-1, *[1] * (ranks.ndim - 1))
+    mask = aggregation != "weighted"
+    return np.asarray(
+        rows_wire_bits(n_rows=cohort.task.data.n_items, sent_rows=sent_rows, rank=ranks, layout=layout, mask=mask)
+    )
+
+
+def _divisor(
+    aggregation: Aggregation,
+    cohort: RowCohort,
+    columns: BoolArray,
+    delivered: BoolArray,
+    touched: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return what the delivered rows are divided by: [1, 1], [N, k] or [N, 1]."""
+    if aggregation == "weighted":
+        examples = cohort.task.data.examples[cohort.chunk.clients]
+        return np.array([[examples[delivered].sum()]], dtype=np.float64)
+    if aggregation == "per_item_mean":
+        return touched[:, None]
+    samples = cohort.samples
+    order = samples.order
+    sent = columns[order][np.repeat(np.arange(len(order)), np.diff(samples.row_starts))].astype(np.float32)
+    ones = np.ones(len(order), dtype=np.float32)
+    entries, _ = sum_rows(
+        *(cohort.task.data.n_items, samples.row_items, samples.row_starts),
+        *(sent, ones, delivered[order]),
+    )
+    return entries.astype(np.float64)
+
+
+def _local_updates(cohort: RowCohort, result: FusedResult) -> LocalUpdates:
+    """Return what the clients learnt for themselves, in the order of the chunk."""
+    places, training = cohort.places, cohort.task.training
+    n_samples = cohort.samples.samples[places]
+    return LocalUpdates(
+        changes={},
+        state={USER_FACTORS: result.user_factors[places]},
+        loss=result.loss[places],
+        examples=n_samples * training.epochs,
+        steps=-(-n_samples // training.step_samples(n_samples)) * training.epochs,
+    )
+
+
+@dataclass(frozen=True)
+class FactorUploads:
+    """The upload of clients' changes of W: its layout and its codec."""
+
+    codec: Codec
+    layout: RowLayout
+
+    def init_state(self, n_clients: int, row_factors: Factors) -> Arrays:
+        """Return the codec's state on every client before round 1, [U, ...]."""
+        name = ROW_FACTORS if self.layout == "all" else LIKELY
+        return init_codec_state(self.codec.stages, n_clients, {name: row_factors})
+
+    def plain_bits(self, row_factors: Factors, n_rows: IntArray) -> IntArray:
+        """Return the size of uploads without a codec, of clients with so many rows, [C]."""
+        if self.layout == "all":
+            return np.full(len(n_rows), dense_wire_bits(row_factors.size, row_factors.dtype))
+        n_items, rank = row_factors.shape
+        return rows_wire_bits(n_rows=n_items, sent_rows=n_rows, rank=rank, layout="touched", mask=True)
+
+    def send(
+        self, chunk: Chunk, task: Task, row_factors: Factors, updates: FactorUpdates, weights: FloatArray
+    ) -> ChunkResult:
+        """Send the changes of clients with a weight [C], and add them up by their weights.
+
+        A client of weight 0 sends nothing, and keeps what it learnt of its own columns.
+        """
+        began = time.perf_counter()
+        sends = (weights > 0) & (task.data.examples[chunk.clients] > 0)
+        if self.codec.stages:
+            wire: Any = self._send_matrix if self.layout == "all" else send_touched_rows
+            view = _View(self.layout, chunk, task, row_factors, updates, weights, sends)
+            codec = self.codec.of(dtype_of({ROW_FACTORS: row_factors}))
+            uploads, total = send_each(chunk, task, Coding(codec, wire), view), view.total
+        else:
+            bits = self.plain_bits(row_factors, np.diff(updates.row_starts))
+            sends = sends & chunk.affords(bits)
+            delivered = sends & updates.finite & chunk.arrives()
+            uploads = Uploads(np.where(sends, bits, 0), delivered, updates.finite, {})
+            total, _ = sum_rows(
+                *(len(row_factors), updates.rows, updates.row_starts, updates.changes, weights, delivered),
+                dtype=row_factors.dtype,
+            )
+        weight = np.array(weights[uploads.delivered].sum(), dtype=np.float64)
+        partial = TensorSum({ROW_FACTORS: total}, weight).arrays()
+        return chunk_result(chunk, local_updates(updates, {}), uploads, partial).encoded_since(began)
+
+    @staticmethod
+    def _send_matrix(update: TensorUpdate, encoder: ClientEncoder) -> Sent[Factors] | None:
+        sent = send_coded_tensors(update, encoder)
+        return None if sent is None else Sent(sent.bits, np.asarray(sent.received[ROW_FACTORS]), sent.state)
+
+
+@dataclass(frozen=True)
+class _View:
+    """The changes of W client by client; what the server decodes is added to `total` [N, K] by the clients' weights."""
+
+    layout: RowLayout
+    chunk: Chunk
+    task: Task
+    row_factors: Factors
+    updates: FactorUpdates
+    weights: FloatArray
+    sends: BoolArray
+    total: NDArray[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", np.zeros_like(self.row_factors))
+
+    @property
+    def finite(self) -> BoolArray:
+        """The clients whose training stayed finite, [C]."""
+        return self.updates.finite
+
+    @property
+    def ranks(self) -> None:
+        """None: these updates have no rank."""
+
+    def take(self, place: int) -> TensorUpdate | RowUpdate:
+        """Return one client's whole matrix of changes, or its rows."""
+        rows, changes = self.updates.of_client(place)
+        examples = int(self.task.data.examples[self.chunk.clients[place]])
+        if self.layout == "touched":
+            return RowUpdate(rows, changes, len(self.row_factors), examples)
+        matrix = np.zeros_like(self.row_factors)
+        matrix[rows] = changes
+        return TensorUpdate({ROW_FACTORS: matrix}, examples, 0)
+
+    def put(self, place: int, received: Factors) -> None:
+        """Add what the server decoded of one client, unless its upload is lost."""
+        if self.chunk.lost is not None and self.chunk.lost[place]:
+            return
+        if self.layout == "touched":
+            self.total[self.updates.of_client(place)[0]] += self.weights[place] * received
+        else:
+            self.total[...] += self.weights[place] * received

@@ -1,0 +1,254 @@
+"""The sums of a round, and their layout under secure aggregation.
+
+The sums of a round: weights of the clients, partial sums of the chunks, and divisors.
+
+The layout of the sum that an algorithm's server needs: which numbers clients add up, and which of them they send.
+
+An algorithm that declares it, by `sum_layout`, can run under secure aggregation, which adds up integers unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from pydantic import Field
+
+from narrowcast.algorithms.client.uploads import PrefixedArrays
+from narrowcast.algorithms.codecs.sparsify import nonzero_rows
+from narrowcast.platform.compiled import compiled, read_only
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
+
+Weights = Annotated[Literal["examples", "equal"], Field(description="weights of the clients in the mean")]
+"""A client's weight in the mean of tensors: its training examples, as in FedAvg, or 1."""
+
+Aggregation = Annotated[
+    Literal["per_item_mean", "per_component_mean", "weighted"], Field(description="divisor of the sum of a row")
+]
+"""The divisor of a row's sum.
+
+`per_item_mean`: the number of clients that touched the row, as in the code released with CoLR (each client's row mask
+is then sent and paid for). `per_component_mean`: for each entry of A, the number of clients that sent that component of
+the row, so that low ranks do not shrink the mean. `weighted`: sum N_u A_u / sum N_u over the cohort, Algorithm 1 of
+Nguyen et al., WWW 2024.
+"""
+
+
+def refuse_weights(kind: str, weights: Weights) -> None:
+    """Raise `UserError` for an algorithm that defines the clients' weights itself."""
+    if weights != "equal":
+        raise UserError(f"algorithm.weights = {weights}: {kind} has weights of its own; leave weights out")
+
+
+def tensor_weights(weights: Weights, task: Task, chunk: Chunk, delivered: BoolArray) -> FloatArray:
+    """Return each client's weight in the mean of tensors, [C], times its draws; 0 if its update was not delivered."""
+    examples = task.data.examples[chunk.clients].astype(np.float64)
+    counted = np.where(delivered, examples if weights == "examples" else 1.0, 0.0)
+    return counted if chunk.draws is None else counted * chunk.draws
+
+
+def row_weights(aggregation: Aggregation, task: Task, chunk: Chunk, ranks: IntArray) -> NDArray[np.float32]:
+    """Return each client's weight in the sum of rows, [C]; 0 if it sends no column."""
+    weights = task.data.examples[chunk.clients] if aggregation == "weighted" else np.ones(len(chunk.clients))
+    return np.where(ranks > 0, weights, 0).astype(np.float32)
+
+
+ROWS, WEIGHT = "sum", "weight"
+"""The arrays of a sum of rows; `WEIGHT` is also that of a sum of tensors."""
+TENSORS, COMPONENT_WEIGHTS = PrefixedArrays("sum/"), PrefixedArrays("component weight/")
+"""The arrays of a sum of tensors, by tensor."""
+
+
+def add_up(partials: Sequence[Arrays]) -> Arrays:
+    """Add the chunks' partial sums in the order of the chunks, so that rounding does not depend on timing."""
+    first, *others = partials
+    if not others:
+        return {name: values.copy() for name, values in first.items()}
+    with np.errstate(over="ignore"):  # a sum that leaves the finite numbers ends the run with advice
+        total = {name: np.asarray(values + others[0][name]) for name, values in first.items()}
+        for partial in others[1:]:
+            for name, values in partial.items():
+                total[name] += values
+    return total
+
+
+@dataclass(frozen=True)
+class RowSum:
+    """The weighted sum of clients' row changes [N, k], and its divisor [N, 1], [N, k] or [1, 1]."""
+
+    total: NDArray[np.float32]
+    weight: FloatArray
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Self:
+        """Read the sum from its arrays."""
+        return cls(np.asarray(arrays[ROWS]), np.asarray(arrays[WEIGHT], dtype=np.float64))
+
+    def arrays(self) -> Arrays:
+        """Return the sum under the names of its arrays."""
+        return {ROWS: self.total, WEIGHT: self.weight}
+
+    def mean(self) -> NDArray[np.float32]:
+        """Return the mean change of every row, [N, k]; 0 where no client sent anything."""
+        mean = np.empty(self.total.shape, dtype=np.float32)
+        _divide(read_only(self.total, self.total.dtype), read_only(self.weight, np.float64), mean)
+        return mean
+
+    def changed_rows(self) -> BoolArray:
+        """Return the rows that the mean changes, [N]."""
+        return nonzero_rows(self.total)
+
+
+@compiled()
+def _divide(total: NDArray[np.floating], weight: FloatArray, mean: NDArray[np.float32]) -> None:
+    """Write total / max(weight, 1), computed in float64; the weight is [N, 1], [N, k] or [1, 1]."""
+    for row in range(len(total)):
+        divisors = weight[row if len(weight) > 1 else 0]
+        if len(divisors) == 1:
+            divisor = np.maximum(divisors[0], 1.0)
+            for column in range(total.shape[1]):
+                mean[row, column] = total[row, column] / divisor
+        else:
+            for column in range(total.shape[1]):
+                mean[row, column] = total[row, column] / np.maximum(divisors[column], 1.0)
+
+
+@dataclass(frozen=True)
+class TensorSum:
+    """The weighted sum of clients' tensors, and the sum of the weights, a scalar.
+
+    `component_weights` [r] has the weight of the clients that sent each column of a tensor, for tensors of which
+    clients send some columns.
+    """
+
+    tensors: Arrays
+    weight: NDArray[np.float64]
+    component_weights: Arrays = field(default_factory=dict)
+
+    @classmethod
+    def weighted(cls, changes: Arrays, weight: FloatArray) -> Self:
+        """Return sum_u w_u change_u of each tensor [C, ...]; clients of weight 0 may hold anything."""
+        total = np.array(weight.sum())
+        if not weight.all():
+            kept = np.flatnonzero(weight)
+            weight, changes = weight[kept], {name: values[kept] for name, values in changes.items()}
+        tensors = {}
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name, values in changes.items():
+                shape = values.shape[1:]
+                rows = values.reshape(len(values), prod(shape))
+                tensors[name] = np.dot(weight.astype(values.dtype)[None], rows).reshape(shape)
+        return cls(tensors, total)
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Self:
+        """Read the sum from its arrays."""
+        return cls(TENSORS.of(arrays), np.asarray(arrays[WEIGHT]), COMPONENT_WEIGHTS.of(arrays))
+
+    def arrays(self) -> Arrays:
+        """Return the sum under the names of its arrays."""
+        return {
+            **TENSORS.add(self.tensors),
+            **COMPONENT_WEIGHTS.add(self.component_weights),
+            WEIGHT: self.weight,
+        }
+
+    def mean(self, name: str) -> NDArray[Any]:
+        """Return the weighted mean of one tensor; 0 if no client delivered."""
+        return np.asarray(self.tensors[name]) / (float(self.weight) or 1.0)
+
+    def means(self) -> dict[str, NDArray[Any]]:
+        """Return the weighted mean of every tensor."""
+        return {name: self.mean(name) for name in self.tensors}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a partial sum, or one column of it; `size` is its number of entries."""
+
+    key: str
+    column: int | None
+    size: int
+
+    def of(self, arrays: Arrays) -> NDArray[Any]:
+        """Return the entries in a partial sum, [size]; a view where the array's memory allows one."""
+        values = np.asarray(arrays[self.key])
+        return values.reshape(-1) if self.column is None else values[..., self.column].reshape(-1)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries that a client sends all or none of: signed `values`, and non-negative `counts` that divide them."""
+
+    values: tuple[Part, ...] = ()
+    counts: tuple[Part, ...] = ()
+
+    @property
+    def n_values(self) -> int:
+        """The number of signed entries."""
+        return sum(part.size for part in self.values)
+
+    @property
+    def n_counts(self) -> int:
+        """The number of count entries."""
+        return sum(part.size for part in self.counts)
+
+
+GroupsOfRanks = Callable[[IntArray, IntArray, int, int], BoolArray]
+"""(ranks [C], clients [C], seed, round) -> the groups that each client sends, [C, groups]."""
+
+
+@dataclass(frozen=True)
+class SumLayout:
+    """The groups of entries of a round's sum, and bounds on what is added up.
+
+    `shapes` maps each array of the algorithm's partial sum to its shape and dtype. `max_clients` and `max_weight` bound
+    the number of clients of a round and the sum of their weights. With `one_weight` all counts of a client equal its
+    weight, which its values carry as a factor. `rows` is the number of items if counts are by item, 0 otherwise.
+    `max_rank` is 0 for updates without a rank; otherwise
+    `groups_of_ranks` gives the groups that clients of ranks 0..max_rank send. None: every client sends all groups.
+    """
+
+    groups: tuple[Group, ...]
+    shapes: dict[str, tuple[tuple[int, ...], DTypeLike]]
+    max_weight: int
+    max_clients: int
+    one_weight: bool = False
+    max_rank: int = 0
+    groups_of_ranks: GroupsOfRanks | None = None
+    rows: int = 0
+
+    def sent_groups(self, ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
+        """Return the groups that each client sends, [C, groups]; public, every party regenerates them from the seed."""
+        if self.groups_of_ranks is None:
+            return np.ones((len(clients), len(self.groups)), dtype=bool)
+        return self.groups_of_ranks(ranks, clients, seed, round_index)
+
+    def zeros(self) -> dict[str, NDArray[Any]]:
+        """Return the partial sum over no clients."""
+        return {name: np.zeros(shape, dtype=kind) for name, (shape, kind) in self.shapes.items()}
+
+
+def largest_weight(task: Task, cohort: int) -> int:
+    """Return the most training examples that a cohort of this size can have."""
+    return int(np.sort(task.data.examples)[-cohort:].sum())
+
+
+def row_sum_layout(aggregation: Aggregation, columns: int, task: Task, cohort: int) -> SumLayout:
+    """Return the layout of a sum of rows [N, columns] of which a client sends all columns or nothing."""
+    n_items, weighted = task.data.n_items, aggregation == "weighted"
+    divisor = (1, 1) if weighted else (n_items, columns if aggregation == "per_component_mean" else 1)
+    return SumLayout(
+        groups=(Group((Part(ROWS, None, n_items * columns),), (Part(WEIGHT, None, divisor[0] * divisor[1]),)),),
+        shapes={ROWS: ((n_items, columns), np.float32), WEIGHT: (divisor, np.float64)},
+        max_weight=largest_weight(task, cohort) if weighted else cohort,
+        max_clients=cohort,
+        one_weight=weighted,
+        rows=0 if weighted else n_items,
+    )

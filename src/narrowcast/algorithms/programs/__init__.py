@@ -1,1 +1,0 @@
-"""Solvers that are programs of their own, in any language: files in, iterates out."""

@@ -1,1 +1,0 @@
-"""Low-rank semidefinite programs: problems, factored solvers, certificates and rounding."""

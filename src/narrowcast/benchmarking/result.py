@@ -1,0 +1,142 @@
+"""The result of a benchmark: a row for each instance, its finished solves, and a summary by solver."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from narrowcast.benchmarking.file import BenchmarkFolder, Instance
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.metrics import declared_by, metric_label, relation
+from narrowcast.runs.finished_run import TextTable
+from narrowcast.runs.folder import RESULT
+from narrowcast.runs.solve_result import SolveFile, SolveResult, load_solve_result, read_solve_file
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from narrowcast.runs.comparison import SolveComparison
+
+
+_WORDS = ("instance", "problem", "solver", "seed", "state", "reason")
+
+
+@dataclass(frozen=True, repr=False)
+class BenchmarkResult:
+    """The instances of a benchmark: `rows` has state, metrics, iterations and times of each."""
+
+    folder: Path
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def table(self) -> DataFrame:
+        """One row per instance, as `instances.csv` has them."""
+        from pandas import DataFrame
+
+        return DataFrame(list(self.rows))
+
+    @property
+    def solves(self) -> list[SolveResult]:
+        """The finished solves."""
+        return [load_solve_result(self.folder / row["instance"]) for row in self._in("finished")]
+
+    @property
+    def comparison(self) -> SolveComparison:
+        """The finished solves, compared."""
+        from narrowcast.runs.comparison import SolveComparison
+
+        return SolveComparison(tuple(self.solves))
+
+    def failures(self) -> dict[str, str]:
+        """Return why instances failed, by name."""
+        return {row["instance"]: row["reason"] for row in self._in("failed")}
+
+    def summary(self) -> TextTable:
+        """Return a row per solver: how many of its instances ended how, and how many reached each target."""
+        targets = list(dict.fromkeys(name for row in self.rows for name in row if name.startswith("reached/")))
+        heads = ["solver", "finished", "failed", "skipped", "waiting", *(each.split("/", 1)[1] for each in targets)]
+        lines = []
+        for solver in dict.fromkeys(row["solver"] for row in self.rows):
+            own = [row for row in self.rows if row["solver"] == solver]
+            states = Counter(row["state"] for row in own)
+            seconds = [row["solver_seconds"] for row in own if row["state"] == "finished"]
+            with_target = {each: [row[each] for row in own if each in row] for each in targets}
+            reached = (f"{sum(values)} of {len(values)}" for values in with_target.values())
+            shown = units.format_short_seconds(median(seconds)) if seconds else units.NOT_KNOWN
+            counts = (str(states[each]) for each in ("finished", "failed", "skipped", "waiting"))
+            lines.append([solver, *counts, *reached, shown])
+        return TextTable([*heads, "median time of\nthe solver"], lines)
+
+    def __repr__(self) -> str:
+        states = Counter(row["state"] for row in self.rows)
+        counted = ", ".join(f"{count} {state}" for state, count in states.items())
+        return f"{self.folder.name}: instances {counted}, in {self.folder}"
+
+    def _in(self, state: str) -> list[Mapping[str, Any]]:
+        return [row for row in self.rows if row["state"] == state]
+
+
+def result_of(folder: BenchmarkFolder, instances: Iterable[Instance]) -> BenchmarkResult:
+    """Return the result so far; an instance that has not ended is `waiting`."""
+    states = folder.states()
+    return BenchmarkResult(
+        folder.path, [_row(folder.path / each.name, each, states.get(each.name, {})) for each in instances]
+    )
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as CSV, with the columns of any of them."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text := io.StringIO(newline=""), columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _row(run: Path, instance: Instance, entry: Mapping[str, str]) -> dict[str, Any]:
+    state, reason = entry.get("state", "waiting").replace("begun", "waiting"), entry.get("reason", "")
+    file: SolveFile | None = None
+    if state == "finished" and not (run / RESULT).is_file():  # its folder was removed, so it is left to do
+        state = "waiting"
+    elif state == "finished":
+        try:
+            file = read_solve_file(run / RESULT)
+        except UserError as error:
+            state, reason = "failed", str(error)
+    names = (instance.name, instance.problem, instance.solver, instance.solve.seed, state, reason)
+    row: dict[str, Any] = dict(zip(_WORDS, names, strict=True))
+    targets = _targets(instance)
+    if file is None:
+        return {**row, **{f"reached/{label}": False for label in targets.values()}}
+    seconds = {targets[each.metric, each.value]: each.solver_seconds_to for each in file.targets}
+    return {
+        **row,
+        "stopped_by": file.stopped_by,
+        "iterations": file.iterations,
+        "residual": file.residual,
+        **file.final,
+        "solver_seconds": file.solver_seconds,
+        "wall_seconds": file.wall_seconds,
+        **{f"reached/{label}": value is not None for label, value in seconds.items()},
+        **{f"solver_seconds_to/{label}": value for label, value in seconds.items()},
+        **{f"best/{name}": each.value for name, each in file.best.items()},
+        "answer_sha256": file.answer_sha256,
+        "mlflow_run_id": file.mlflow_run_id,
+    }
+
+
+def _targets(instance: Instance) -> dict[tuple[str, float], str]:
+    """Return the labels of an instance's targets, such as `test RMSE <= 0.95`."""
+    declared = declared_by(instance.solve.problem)
+    return {
+        (metric, value): f"{metric_label(metric)} {relation(metric, declared)} {value:g}"
+        for metric, values in instance.solve.targets.items()
+        for value in values
+    }

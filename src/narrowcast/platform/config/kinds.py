@@ -1,0 +1,235 @@
+"""Fields whose `kind` picks the class of their value: from the catalog, an entry point, or `package.module:Class`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticCustomError, core_schema
+from typing_extensions import is_protocol
+
+from narrowcast.platform.config import plugins
+from narrowcast.platform.errors import UserError
+
+FOLDERS = "plugin_folders"
+"""Key of the validation context that holds the folders in which modules of `package.module:Class` are looked for."""
+MARK = "x-registry"
+"""Key of a JSON Schema that stands for all kinds of a registry."""
+_OF_EVERY_MODEL = frozenset({"kind"})
+
+
+@dataclass(frozen=True, eq=False)
+class Registry(Mapping[str, type[BaseModel]]):
+    """The classes that one `kind` can name: those of the catalog as a mapping, and any that keep the contract.
+
+    A class of the catalog stands there itself, or as `module:Class` below `narrowcast`, imported when it is named.
+    A field is typed with it as `Annotated[Contract, REGISTRY]`. It takes a section with a `kind`, a kind alone, or an
+    object. `default` is the kind of a section that names none. Values of classes from outside the catalog are written
+    with the kind that finds the class again.
+    """
+
+    name: str
+    contract: type
+    kinds: Mapping[str, type[BaseModel] | str]
+    default: str | None = None
+
+    def __getitem__(self, kind: str) -> type[BaseModel]:
+        found = self.kinds[kind]
+        if isinstance(found, str):
+            module, _, name = found.partition(":")
+            return getattr(import_module(f"{plugins.GROUP}.{module}"), name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def is_extended_by(self, found: Any) -> bool:
+        """Return whether a class extends the contract, or a class of the catalog."""
+        bases = found.__mro__ if isinstance(found, type) else ()
+        return any(each is self.contract or self._in_catalog(each) is not None for each in bases)
+
+    def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
+        """Return the class of a kind; raise `UserError` if there is none, or if it does not keep the contract."""
+        if kind in self.kinds:
+            return self[kind]
+        if ":" in kind:
+            return self.checked(plugins.load(kind, folders), kind)
+        if (entry := plugins.entry_points(self.name).get(kind)) is not None:
+            return self.checked(plugins.load_installed(entry), kind)
+        raise UnknownKindError(kind, self.known())
+
+    def known(self) -> list[str]:
+        """Return the kinds that have a name: those of the catalog and of entry points."""
+        return [*self.kinds, *plugins.entry_points(self.name)]
+
+    def checked(self, found: Any, spec: str) -> type[BaseModel]:
+        """Return the class, or raise `UserError` that says why it is not of this kind."""
+        if self._in_catalog(found) is not None:
+            return found
+        article = "an" if self.name[0] in "aeiou" else "a"
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            raise UserError(f"{spec} is not a pydantic model, as {article} {self.name} has to be")
+        is_base = not is_protocol(self.contract)
+        if is_base and not issubclass(found, self.contract):
+            raise UserError(f"{spec} is not {article} {self.name}: it has to extend {self.contract.__name__}")
+        if missing := found.__abstractmethods__ if is_base else members(self.contract) - _members_of(found):
+            raise UserError(f"{spec} is not {article} {self.name}: it lacks {', '.join(sorted(missing))}")
+        if not found.model_config.get("frozen") or found.model_config.get("extra") != "forbid":
+            raise UserError(f'{spec} needs model_config = ConfigDict(frozen=True, extra="forbid")')
+        field = found.model_fields.get("kind")
+        own = "" if field is None else str(field.default)
+        if field is None or own in self.kinds:
+            was = "has no kind" if field is None else f"has the kind {own!r} of {self[own].__name__}"
+            raise UserError(f'{spec} {was}; give it its own, such as kind: Literal["mine"] = "mine"')
+        return found
+
+    def kind_of(self, model: BaseModel) -> str:
+        """Return the kind under which the class of this object is found again."""
+        found = type(model)
+        if (kind := self._in_catalog(found)) is not None:
+            return kind
+        spec = spec_of(found)
+        return next((kind for kind, entry in plugins.entry_points(self.name).items() if entry == spec), spec)
+
+    def names(self) -> dict[str, str]:
+        """Return the name of each class of the catalog by its kind, without importing it."""
+        return {
+            kind: found.partition(":")[2] if isinstance(found, str) else found.__name__
+            for kind, found in self.kinds.items()
+        }
+
+    def _in_catalog(self, found: Any) -> str | None:
+        """Return the kind of a class of the catalog, None for any other object."""
+        spec = spec_of(found) if isinstance(found, type) else ""
+        return next(
+            (kind for kind, known in self.kinds.items() if known is found or f"{plugins.GROUP}.{known}" == spec), None
+        )
+
+    def class_of(self, value: Any, folders: Iterable[Any] = ()) -> type[BaseModel] | None:
+        """Return the class that a section names, None if it names none."""
+        try:
+            kind = self._section(value).get("kind")
+            return self.resolve(kind, folders) if isinstance(kind, str) else None
+        except (ValueError, TypeError):
+            return None
+
+    def _section(self, value: Any) -> Mapping[str, Any]:
+        if isinstance(value, str):
+            return {"kind": value}
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("kind", "should be a kind, or a section with a kind")
+        return {"kind": self.default, **value} if self.default and "kind" not in value else value
+
+    def _read(self, value: Any, info: core_schema.ValidationInfo) -> BaseModel:
+        if isinstance(value, BaseModel):
+            try:
+                plugins.record(self.checked(type(value), type(value).__qualname__).__module__)
+            except UserError as error:
+                raise PydanticCustomError("kind", "{problem}", {"problem": str(error)}) from error
+            return value
+        section = self._section(value)
+        if "kind" not in section:
+            known = ",".join(self.known())
+            raise PydanticCustomError("kind_missing", "kind is missing; known: {known}", {"known": known})
+        kind = str(section["kind"])
+        try:
+            found = self.resolve(kind, (info.context or {}).get(FOLDERS, ()))
+        except UnknownKindError as error:
+            context = {"kind": kind, "known": ",".join(error.known)}
+            raise PydanticCustomError("kind_unknown", "kind is unknown; known: {known}", context) from error
+        except UserError as error:
+            raise PydanticCustomError("kind_refused", "{problem}", {"problem": str(error), "kind": kind}) from error
+        fields = {name: each for name, each in section.items() if name != "kind"}
+        return found.model_validate(fields, context=info.context)
+
+    def _write(self, model: BaseModel, info: core_schema.SerializationInfo) -> dict[str, Any]:
+        values = model.model_dump(mode=info.mode)
+        # In the place that the class gives it, so that files written by earlier versions compare equal.
+        return {**({} if "kind" in values else {"kind": ""}), **values, "kind": self.kind_of(model)}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        """Return the schema of a field of this registry, for pydantic."""
+        del source, handler
+        return core_schema.with_info_plain_validator_function(
+            self._read, serialization=core_schema.plain_serializer_function_ser_schema(self._write, info_arg=True)
+        )
+
+    def __get_pydantic_json_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """Return a mark in place of the JSON Schema of all kinds, which `narrowcast.reference` defines once."""
+        del source, handler
+        return {MARK: self.name}
+
+
+class UnknownKindError(UserError):
+    """A kind that is neither in the catalog nor an entry point."""
+
+    def __init__(self, kind: object, known: list[str]) -> None:
+        super().__init__(f'kind = "{kind}" is unknown; known: {", ".join(known)}')
+        self.known = known
+
+
+def plain_values(value: Any) -> Any:
+    """Return what a file would have in place of a Python value: objects as sections, paths as text, arrays as lists.
+
+    Raise `UserError` for a value that no file can have, such as a function.
+    """
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, BaseModel):
+        fields = value.model_dump(mode="json")
+        module = type(value).__module__
+        if "kind" in fields and module.partition(".")[0] != plugins.GROUP:
+            plugins.record(module)
+            fields["kind"] = f"{module}:{type(value).__qualname__}"
+        return fields
+    if isinstance(value, Mapping):
+        return {str(key): plain_values(each) for key, each in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if (listed := optional(value, "tolist")) is not None:  # an array or a number of NumPy or torch
+        return listed()
+    if isinstance(value, Iterable):
+        return [plain_values(each) for each in value]
+    raise UserError(
+        f"{value!r} is {type(value).__name__}, which no experiment file can have; give text, numbers, lists, mappings, "
+        "paths, or objects of narrowcast's classes"
+    )
+
+
+def optional(value: Any, name: str, default: Any = None) -> Any:
+    """Return a member that contracts leave optional, such as the momentum of a training; the default if it lacks it."""
+    return getattr(value, name, default)
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of an object, or the name of its class."""
+    return str(optional(value, "kind", type(value).__name__))
+
+
+def members(contract: type) -> set[str]:
+    """Return the names that a protocol asks for, without `kind`."""
+    names: set[str] = set()
+    for each in contract.__mro__:
+        if each.__module__ not in ("typing", "builtins", "abc", "pydantic.main"):
+            names |= {*vars(each), *vars(each).get("__annotations__", {})}
+    return {name for name in names if not name.startswith("_")} - _OF_EVERY_MODEL - set(dir(BaseModel))
+
+
+def spec_of(found: type) -> str:
+    """Return the `module:Class` of a class."""
+    return f"{found.__module__}:{found.__qualname__}"
+
+
+def _members_of(found: Any) -> set[str]:
+    fields = found.model_fields if isinstance(found, type) and issubclass(found, BaseModel) else ()
+    return {*dir(found), *fields}

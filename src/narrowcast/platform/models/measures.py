@@ -1,0 +1,270 @@
+"""Losses and metrics of neural networks: values of single samples, and their means.
+
+Metrics of neural networks on held-out samples: a value for each sample, and a number from their means.
+
+The contract that losses and metrics of neural networks share: values of samples, from outputs and targets.
+
+Losses of neural networks: what local training minimises, and what an evaluation reports as `loss`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.kinds import Registry, kind_of, optional
+from narrowcast.platform.data.samples import Samples, Targets
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import FloatArray
+
+
+class SampleMeasure(Section):
+    """Base of losses and metrics: a subclass maps outputs and targets of n samples to values, in `per_sample`.
+
+    Outputs are those of the module, [n, ...]; targets are those of the data set: classes [n] int64, tokens [n, length]
+    int64, numbers [n, k] in the type of the outputs. `takes` names the targets that the subclass is defined for.
+    """
+
+    takes: ClassVar[tuple[Targets, ...]] = ("classes", "tokens", "numbers")
+
+    def __hash__(self) -> int:
+        return hash(type(self))  # once or more in a round; equality tells the measures of a class apart
+
+    def check(self, data: Samples) -> None:
+        """Raise `UserError` if the measure is not defined for the targets of this data set."""
+        if data.targets not in self.takes:
+            raise UserError(
+                f"{kind_of(self)} takes {' or '.join(self.takes)}, but the targets of "
+                f"{data.name} are {data.targets}; use another, or leave it out"
+            )
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the value of each sample, [n], which must not depend on the other samples."""
+        raise NotImplementedError
+
+
+def over_positions(outputs: Tensor) -> Tensor:
+    """Return scores [n, classes] or [n, length, classes] as one row for each prediction."""
+    return outputs.flatten(0, -2)
+
+
+def per_position_mean(values: Tensor, targets: Tensor) -> Tensor:
+    """Return one value per prediction as the mean over the positions of each sample, [n]."""
+    return values if targets.ndim == 1 else values.view(targets.shape).mean(1)
+
+
+def differences(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return outputs less targets, [n, k]; raise `ValueError` if the shapes differ, which would be broadcast."""
+    if outputs.shape != targets.shape:
+        raise ValueError(f"outputs {list(outputs.shape)} are no predictions of targets {list(targets.shape)}")
+    return outputs - targets
+
+
+class Loss(SampleMeasure):
+    """Base of the losses: clients minimise the mean of `per_sample` over a mini-batch, by torch's autograd."""
+
+    def n_outputs(self, data: Samples) -> int:
+        """Return the number of outputs of the module's last layer: one for each class, token or number by default."""
+        return data.n_outputs
+
+
+class CrossEntropy(Loss):
+    """Cross-entropy of the softmax of the outputs, in nats; for tokens, the mean over a sample's positions."""
+
+    takes: ClassVar[tuple[Targets, ...]] = ("classes", "tokens")
+    kind: Literal["cross_entropy"] = "cross_entropy"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy of each sample, [n]."""
+        entropy = nn.functional.cross_entropy(over_positions(outputs), targets.flatten(), reduction="none")
+        return per_position_mean(entropy, targets)
+
+
+class SquaredLoss(Loss):
+    """Squared error, averaged over the numbers that a sample has."""
+
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
+    kind: Literal["squared_error"] = "squared_error"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared error of each sample, [n]."""
+        return differences(outputs, targets).square().mean(1)
+
+
+class AbsoluteLoss(Loss):
+    """Absolute error, averaged over the numbers that a sample has."""
+
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
+    kind: Literal["absolute_error"] = "absolute_error"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the absolute error of each sample, [n]."""
+        return differences(outputs, targets).abs().mean(1)
+
+
+class Huber(Loss):
+    """Squared error / 2 up to an error of `delta`, and linear beyond, so that outliers count less.
+
+    Reference: Huber, Robust Estimation of a Location Parameter, Annals of Mathematical Statistics 1964.
+    """
+
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
+    kind: Literal["huber"] = "huber"
+    delta: float = Field(1.0, gt=0, description="error, in units of the target, beyond which the loss is linear")
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each sample, averaged over its numbers, [n]."""
+        error = differences(outputs, targets)
+        return nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=self.delta).mean(1)
+
+
+LOSSES = Registry(
+    "loss",
+    Loss,
+    {"cross_entropy": CrossEntropy, "squared_error": SquaredLoss, "absolute_error": AbsoluteLoss, "huber": Huber},
+)
+
+
+_OF_CLASSES, _OF_NUMBERS = CrossEntropy(), SquaredLoss()
+
+
+def default_loss(targets: Targets) -> Loss:
+    """Return the loss of a model that names none."""
+    return _OF_NUMBERS if targets == "numbers" else _OF_CLASSES
+
+
+class Metric(SampleMeasure):
+    """Base of the metrics: a subclass gives values of each sample, and computes the metric from their means.
+
+    `per_sample` returns one value of each sample, [n], or several, [n, m]. A metric that is better when lower sets
+    `lower_is_better`, which best values, targets and studies follow; one that lies between 0 and 1 sets `is_share`:
+    a target above 1 is refused, and the metric is shown in percent.
+    """
+
+    lower_is_better: ClassVar[bool] = False
+    is_share: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """The name of the metric in results, after `validation.` or `test.`; by default its kind."""
+        return str(optional(self, "kind", type(self).__name__.lower()))
+
+    def of_means(self, means: FloatArray) -> float:
+        """Return the metric from the means [m] of the values over all held-out samples; by default the first mean."""
+        return float(means[0])
+
+
+class Accuracy(Metric):
+    """Share of correct predictions; with `k`, of those whose class is among the k highest scores."""
+
+    takes: ClassVar[tuple[Targets, ...]] = ("classes", "tokens")
+    is_share: ClassVar[bool] = True
+    kind: Literal["accuracy"] = "accuracy"
+    k: int = Field(1, ge=1, description="highest scores among which the class has to be")
+
+    @property
+    def name(self) -> str:
+        """`accuracy`, or `accuracy@k`."""
+        return self.kind if self.k == 1 else f"{self.kind}@{self.k}"
+
+    def check(self, data: Samples) -> None:
+        """Raise `UserError` unless the targets are classes or tokens, and more than k."""
+        super().check(data)
+        if self.k > data.n_classes:
+            raise UserError(f"model.metrics: {self.name} of {data.n_classes} classes; use k up to {data.n_classes}")
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return whether each prediction is right, as a share of the sample's positions, [n]."""
+        scores, wanted = over_positions(outputs), targets.reshape(-1, 1)
+        found = scores.argmax(1, keepdim=True) if self.k == 1 else scores.topk(self.k, dim=1).indices
+        return per_position_mean((found == wanted).any(1).to(torch.float32), targets)
+
+
+class Perplexity(Metric):
+    """exp of the mean cross-entropy of a prediction."""
+
+    takes: ClassVar[tuple[Targets, ...]] = ("classes", "tokens")
+    kind: Literal["perplexity"] = "perplexity"
+    lower_is_better: ClassVar[bool] = True
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy of each sample, [n]."""
+        return CrossEntropy().per_sample(outputs, targets)
+
+    def of_means(self, means: FloatArray) -> float:
+        """Return the perplexity; infinite if it exceeds the largest float."""
+        return math.exp(means[0]) if means[0] < math.log(sys.float_info.max) else math.inf
+
+
+class RMSE(Metric):
+    """Root of the mean squared error, in units of the target."""
+
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
+    kind: Literal["rmse"] = "rmse"
+    lower_is_better: ClassVar[bool] = True
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared error of each sample, [n]."""
+        return SquaredLoss().per_sample(outputs, targets)
+
+    def of_means(self, means: FloatArray) -> float:
+        """Return the root."""
+        return float(means[0]) ** 0.5
+
+
+class MAE(Metric):
+    """Mean absolute error, in units of the target."""
+
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
+    kind: Literal["mae"] = "mae"
+    lower_is_better: ClassVar[bool] = True
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the absolute error of each sample, [n]."""
+        return differences(outputs, targets).abs().mean(1)
+
+
+class R2(Metric):
+    """Coefficient of determination: 1 - mean squared error / variance of the targets, over all numbers together."""
+
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
+    kind: Literal["r2"] = "r2"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared error, the target and its square of each number, [n, 3 k]."""
+        return torch.cat([differences(outputs, targets).square(), targets, targets.square()], dim=1)
+
+    def of_means(self, means: FloatArray) -> float:
+        """Return 1 - error / variance, averaged over the numbers of a sample; 0 for a target that does not vary."""
+        error, mean, square = means.reshape(3, -1)
+        variance = square - mean**2
+        return float(np.where(variance > 0, 1 - error / np.where(variance > 0, variance, 1), 0.0).mean())
+
+
+METRICS = Registry(
+    "metric",
+    Metric,
+    {"accuracy": Accuracy, "perplexity": Perplexity, "rmse": RMSE, "mae": MAE, "r2": R2},
+)
+
+
+_DEFAULTS: Mapping[Targets, tuple[Metric, ...]] = {
+    "classes": (Accuracy(),),
+    "tokens": (Accuracy(), Perplexity()),
+    "numbers": (RMSE(), MAE(), R2()),
+}
+DEFAULT_METRICS = tuple(metric for metrics in _DEFAULTS.values() for metric in metrics)
+"""The metrics of models that name none, on any targets."""
+
+
+def default_metrics(targets: Targets) -> tuple[Metric, ...]:
+    """Return the metrics of a model that names none."""
+    return _DEFAULTS[targets]

@@ -1,0 +1,104 @@
+"""Contracts of the evaluation of clients, each on its own samples: of models and data sets.
+
+Contracts of secure aggregation: the clients' key store, and the server's side around the training of a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, PayloadError
+
+ClientSplit = Literal["train", "validation", "test"]
+"""A split of which clients have samples of their own."""
+
+
+@runtime_checkable
+class MeasuresClients(Protocol):
+    """A `Model` that can be evaluated on the samples of each client, as `evaluate_clients` asks."""
+
+    @property
+    def client_parameters(self) -> Collection[str]:
+        """The names of the private parameters that `measure_clients` takes."""
+        ...
+
+    def measure_clients(
+        self, parameters: Arrays, state: Arrays, data: Any, split: ClientSplit, clients: IntArray
+    ) -> Mapping[str, FloatArray]:
+        """Return metrics of C clients, each on its own samples of a split, [C]; NaN for a client without samples.
+
+        Shapes: parameters [1, ...], one global model for all, or [C, ...]; state [C, ...], the private parameters;
+        clients [C] ascending. The metrics are those of `evaluate`.
+        """
+        ...
+
+
+@runtime_checkable
+class HasClientSplits(Protocol):
+    """A `Dataset` that says how many samples of each split a client has."""
+
+    @property
+    def name(self) -> str:
+        """The name of the data set."""
+        ...
+
+    def examples_of(self, split: ClientSplit) -> IntArray:
+        """Return the number of each client's own samples of a split, [U]; `UserError` if it has none by definition."""
+        ...
+
+
+class ClientKeyStore(Protocol):
+    """The clients' secrets, held in a process other than the server's; it answers a round once."""
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """Return what the clients of a round reveal when asked by `method`: the same bytes for the same request.
+
+        Raise `PayloadError` for an earlier round, and for another request in the same round. `secrets` is asked by the
+        host of some clients, and answers with what `Chunk.secrets` is to hold.
+        """
+        ...
+
+
+class SecureRounds(Protocol):
+    """The server's side of secure aggregation within one run, called around the training of each round."""
+
+    @property
+    def answered_round(self) -> int:
+        """The last round that clients had answered before: up to it, rounds are repeated as they were."""
+        ...
+
+    def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Return the chunks with `relayed` filled in; the first call of a round has its clients make their keys."""
+        ...
+
+    def after(self, results: list[ChunkResult]) -> list[ChunkResult]:
+        """Return the results of a round with the opened sum in place of each partial sum.
+
+        If too few clients delivered, no sum is opened and no client counts as delivered.
+        """
+        ...
+
+
+def check_answered(rounds: SecureRounds, answered: Path | None, recorded_round: int) -> None:
+    """Raise `UserError` if the clients' record has not all rounds that the run has; None: they keep no record."""
+    if answered is not None and rounds.answered_round < recorded_round:
+        raise UserError(
+            f"{answered} has clients' answers up to round {rounds.answered_round}, and the run has recorded "
+            f"{recorded_round} rounds: it was removed or cut; put it back, or start a new run"
+        )
+
+
+@contextmanager
+def refusals_end_the_run(round_index: int) -> Iterator[None]:
+    """Raise what a key store refuses as a `RunFailed`: a round that clients have answered otherwise is not repeated."""
+    try:
+        yield
+    except PayloadError as error:
+        raise RunFailed(
+            f"round {round_index}: {error}; resume the run as it was interrupted, with its files and on a processor of "
+            "the same kind, or start a new one"
+        ) from error

@@ -1,0 +1,158 @@
+"""The closing of a round: the server's step, time and bits, evaluation and record.
+
+The closing of a round: the server's step, the time and bits of the round, its evaluation and its record.
+
+Bits that an allocation of the uplink costs besides the updates: channel states and data sizes up, grants down.
+
+They go over control channels beside the data, so that they take no simulated time and no part of a client's budget.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.contracts import Broadcast
+from narrowcast.platform.errors import LearnedNothing, UnresumableFailure
+from narrowcast.platform.rounds.chunks import OpenRound
+from narrowcast.platform.rounds.contract_checks import check_step
+from narrowcast.platform.rounds.evaluation import evaluate
+from narrowcast.platform.rounds.opening import account, late_clients
+from narrowcast.platform.rounds.outcome import Outcome, Timing
+from narrowcast.platform.rounds.state import LiveState
+from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.types import (
+    NO_RANK,
+    Arrays,
+    ChunkResult,
+    FloatArray,
+    IntArray,
+    RoundLedger,
+    RoundRecord,
+    all_finite,
+)
+
+CHANNEL_STATE_BITS = 16
+"""A client's report of its channel: a signal-to-noise ratio of 256 dB in steps of 2^-8 dB, 0.1 % of a rate."""
+EXAMPLES_BITS = 32
+"""A client's number of examples, from which the server expects its errors; sent once, and as long as in a header."""
+GRANT_BITS = 32
+"""The bits that a client may send in the round, up to 2^32 - 1, 0 included."""
+
+
+def allocation_bits(live: LiveState, opened: OpenRound) -> tuple[int, int]:
+    """Return the uplink and downlink bits of a round's allocation; none if uploads have no budgets."""
+    if opened.link_allocation.budget_bits is None:
+        return 0, 0
+    clients = len(opened.cohort)
+    newcomers = int((live.population.last_round[opened.cohort] == 0).sum())
+    return CHANNEL_STATE_BITS * clients + EXAMPLES_BITS * newcomers, GRANT_BITS * clients
+
+
+def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResult]) -> Outcome:
+    """Step the server and commit a synchronous round; the caller fills in the outcome's wall time."""
+    clock = live.run.plan.clock
+    server = step_server(live, opened.broadcast.arrays, [each.partial for each in results if not each.dropped])
+    ledger = account(opened, results)
+    _, until = late_clients(opened, ledger.seconds, ledger.uplink_bits)
+    seconds = clock.round_seconds(np.minimum(ledger.seconds, until))
+    if not results:
+        seconds += clock.idle_seconds
+    beside = allocation_bits(live, opened)
+    live.server, now = server, live.simulated_seconds + seconds
+    return commit(live, opened.broadcast, results, ledger, now, seconds, beside)
+
+
+def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) -> Arrays:
+    """Return the next server state, from the partial sums in the order of the chunks; without any, the present one.
+
+    Raise `LearnedNothing` if the global model is no longer finite.
+    """
+    if not partials:
+        return live.server
+    algorithm, task, round_index = live.run.algorithm, live.run.task, live.round_index + 1
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as not finite, see below
+        server = algorithm.step(live.server, broadcast, algorithm.fold(partials), task, round_index)
+    check_step(algorithm, live.server, server)
+    if not all_finite(*algorithm.final(server).values()):
+        raise LearnedNothing(
+            f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
+            f"(now {optional(task.training, 'learning_rate', 'unknown')}) and run again"
+        )
+    return server
+
+
+def commit(
+    live: LiveState,
+    broadcast: Broadcast,
+    results: Sequence[ChunkResult],
+    ledger: RoundLedger,
+    now: float,
+    seconds: float,
+    beside: tuple[int, int] = (0, 0),
+) -> Outcome:
+    """Advance a run whose server has stepped to simulated second `now`; evaluate and snapshot it if that is due.
+
+    The round took `seconds` of simulated time. `beside` are its uplink and downlink bits that no client's ledger has.
+    """
+    plan, round_index = live.run.plan, live.round_index + 1
+    if not math.isfinite(now):
+        raise UnresumableFailure(
+            f"round {round_index}: its simulated time is {now}; lower the seconds of clock, or raise the rates"
+        )
+    for result in results:
+        live.population.put(result.ledger.client, result.state)
+    live.population.last_round[ledger.client] = round_index - ledger.staleness
+    live.update_bits.append(broadcast.update.wire_bits() if broadcast.update and results else 0)
+    live.round_index, live.simulated_seconds = round_index, now
+    uplink, downlink = int(ledger.uplink_bits.sum()) + beside[0], int(ledger.downlink_bits.sum()) + beside[1]
+    live.uplink_bits += uplink
+    live.downlink_bits += downlink
+    began = time.perf_counter()
+    metrics = evaluate(live) if plan.evaluates(round_index) else {}
+    timing = Timing(evaluate=time.perf_counter() - began)
+    # A round with dropped clients would come out differently if it were repeated, so it is always kept.
+    must_keep = any(result.dropped for result in results)
+    due = must_keep or plan.keeps(round_index, host_time().monotonic() - live.kept_at)
+    record = record_of(live, ledger, seconds, results, (uplink, downlink), sum(beside))
+    return Outcome(record, ledger, metrics, 0.0, live.snapshot() if due else None, timing)
+
+
+def record_of(
+    live: LiveState,
+    ledger: RoundLedger,
+    seconds: float,
+    results: Sequence[ChunkResult],
+    bits: tuple[int, int],
+    allocation_bits: int,
+) -> RoundRecord:
+    """Return the round that was just committed as one flat row; `bits` are all of its uplink and downlink bits."""
+    values = sum(result.values for result in results)
+    ranks = ledger.rank[ledger.rank != NO_RANK]
+    return RoundRecord(
+        round=live.round_index,
+        clients=len(ledger.client),
+        delivered=int(ledger.delivered.sum()),
+        late=int(ledger.late.sum()),
+        loss=_mean(ledger.loss[ledger.delivered]),
+        mean_rank=_mean(ranks) if len(ranks) else None,
+        mean_staleness=_mean(ledger.staleness),
+        uplink_bits=bits[0],
+        downlink_bits=bits[1],
+        total_uplink_bits=live.uplink_bits,
+        total_downlink_bits=live.downlink_bits,
+        total_bits=live.uplink_bits + live.downlink_bits,
+        round_simulated_seconds=seconds,
+        simulated_seconds=live.simulated_seconds,
+        clipped_share=sum(result.values_cut for result in results) / values if values else None,
+        allocation_bits=allocation_bits,
+        touched_bits=sum(result.touched_bits for result in results),
+    )
+
+
+def _mean(values: IntArray | FloatArray) -> float:
+    return float(values.sum() / len(values)) if len(values) else float("nan")

@@ -1,0 +1,146 @@
+"""The metrics of a run's global model, and the digest that identifies it.
+
+The evaluation of clients, each on its own samples: in chunks, by an executor, and without any effect on the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from narrowcast.platform.contracts import Algorithm, Split, Task
+from narrowcast.platform.rounds.chunks import naming_round
+from narrowcast.platform.rounds.client_contracts import ClientSplit
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.state import LiveState, Run, RunState
+from narrowcast.platform.tracking.metrics import declared_by, over_clients, shares_of
+from narrowcast.platform.types import Arrays, Chunk, ClientMeasures, FloatArray, hash_arrays
+
+_CLIENTS_AT_ONCE = 100
+
+Measure = Callable[[Arrays, Sequence[Chunk], Sequence[ClientSplit]], list[ClientMeasures]]
+"""Measures the clients of chunks; the results are in the order of the chunks."""
+
+
+def with_client_metrics(live: LiveState, outcome: Outcome, measure: Measure | None = None) -> Outcome:
+    """Return the outcome of a round that was just committed with the metrics of its clients, if they are due."""
+    plan = live.run.plan
+    if not (plan.evaluate_clients and plan.evaluates(outcome.record.round)):
+        return outcome
+    began = time.perf_counter()
+    metrics = measure_clients(live, measure)
+    statistics = client_statistics(live.run, metrics)
+    seconds = outcome.timing.evaluate + time.perf_counter() - began
+    return replace(
+        outcome,
+        metrics={**outcome.metrics, **statistics},
+        client_metrics=metrics,
+        timing=replace(outcome.timing, evaluate=seconds),
+    )
+
+
+def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[ClientSplit]) -> ClientMeasures:
+    """Measure the clients of a chunk on their samples of each split.
+
+    A client uses the global model, which `broadcast` is, or for an algorithm that personalises what that says the
+    client would use; `broadcast` is then the algorithm's.
+    """
+    metrics: dict[str, FloatArray] = {}
+    with naming_round(chunk.round_index, chunk.clients):
+        for part in run.algorithm.plain.own_models(broadcast, chunk, run.task):
+            own = chunk.take(part.places)
+            for split in splits:
+                measured = part.model.measure_clients(  # type: ignore[attr-defined] # see client_splits.py
+                    part.parameters, own.state, run.task.data, split, own.clients
+                )
+                for name, values in measured.items():
+                    of_all = metrics.setdefault(f"{split}.{name}", np.full(len(chunk.clients), np.nan))
+                    of_all[part.places] = values
+    return ClientMeasures(chunk.index, metrics)
+
+
+def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str, FloatArray]:
+    """Return the metrics of all clients after the last round, by `split.metric`, [U] each; by default measured here.
+
+    Empty unless the plan asks for an evaluation of clients.
+    """
+    run, plan, round_index = live.run, live.run.plan, live.round_index
+    splits, population = plan.evaluate_clients, live.population
+    if not splits:
+        return {}
+    everybody = np.arange(run.task.data.n_clients)
+    algorithm = run.algorithm.plain
+    if algorithm.personalises:
+        broadcast = algorithm.broadcast(live.server, run.task, round_index + 1).arrays
+        size, names = min(plan.chunk_size, _CLIENTS_AT_ONCE), set(population.arrays)
+    else:
+        broadcast = run.algorithm.final(live.server)
+        size, names = _CLIENTS_AT_ONCE, run.task.model.client_parameters  # type: ignore[attr-defined]
+    chunks = [
+        Chunk(round_index, index, clients, {name: population.arrays[name][clients] for name in sorted(names)})
+        for index, clients in enumerate(np.split(everybody, range(size, len(everybody), size)))
+    ]
+    if measure is None:
+        parts = [measure_chunk(run, broadcast, chunk, splits) for chunk in chunks]
+    else:
+        parts = measure(broadcast, chunks, splits)
+    return {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
+
+
+def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Return the statistics over clients of each metric, named `split.metric.statistic`."""
+    model = run.task.model
+    lower, shares = declared_by(model) or (), shares_of(model) or ()
+    return {
+        f"{name}.{statistic}": value
+        for name, values in metrics.items()
+        for metric in [name.partition(".")[2]]
+        for statistic, value in over_clients(values, lower_is_better=metric in lower, share=metric in shares).items()
+    }
+
+
+def evaluate(live: LiveState) -> dict[str, float]:
+    """Return the metrics of both held-out splits, named `validation.METRIC` and `test.METRIC`, of the global model."""
+    task = live.run.task
+    if not live.run.algorithm.traits.global_model:
+        return {}
+    return metrics_of(task, live.run.algorithm.final(live.server), live.population.arrays)
+
+
+def metrics_of(task: Task, model: Arrays, clients: Arrays) -> dict[str, float]:
+    """Return the metrics of both held-out splits of a global model, with the private state of all clients."""
+    splits: tuple[Split, Split] = ("validation", "test")
+    return {
+        f"{split}.{name}": value
+        for split in splits
+        for name, value in task.model.evaluate(model, clients, task.data, split).items()
+    }
+
+
+def measure(run: Run, state: RunState) -> dict[str, float]:
+    """Return the metrics of a saved state, as the round loop gives them."""
+    return measure_all(run, state)[0]
+
+
+def measure_all(run: Run, state: RunState) -> tuple[dict[str, float], dict[str, FloatArray]]:
+    """Return the metrics of a saved state, as the round loop gives them, and those of each client."""
+    live = LiveState.of(run, state)
+    of_clients = measure_clients(live)
+    return evaluate(live) | client_statistics(run, of_clients), of_clients
+
+
+def model_sha256(algorithm: Algorithm, state: RunState) -> str:
+    """Return the sha256 of the global parameters and of the private state of all clients that took part."""
+    return sha256_of(algorithm.final(state.server), state.clients)
+
+
+def sha256_of(model: Arrays, clients: Arrays) -> str:
+    """Return the sha256 of a global model and of the private state of the clients that took part, if they have one."""
+    hasher = hashlib.sha256()
+    for owner, arrays in (("server", model), ("clients", clients)):
+        hash_arrays(hasher, arrays, f"{owner}\0")
+    return hasher.hexdigest()

@@ -1,0 +1,145 @@
+"""The round loop: one generator for a single run and for several in lockstep, synchronous or buffered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing
+from typing import Any, cast
+
+from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.contracts import Executor
+from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.rounds.buffered import OpenStep, close_step, open_step
+from narrowcast.platform.rounds.chunks import OpenRound, TrainingCall, naming_round, train_together
+from narrowcast.platform.rounds.client_contracts import SecureRounds
+from narrowcast.platform.rounds.closing import close_round
+from narrowcast.platform.rounds.evaluation import Measure, with_client_metrics
+from narrowcast.platform.rounds.opening import calls_to_repeat, open_round, replaced
+from narrowcast.platform.rounds.outcome import Outcome
+from narrowcast.platform.rounds.plan import Schedule
+from narrowcast.platform.rounds.state import LiveState, Run, RunState, start, stoppable
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.types import ChunkResult
+
+Rounds = Generator[dict[int, Outcome | RunFailed], Collection[int] | None, None]
+"""Yields the outcome of a round by the place of the run; accepts the places of runs to end early."""
+
+Opened = OpenRound | OpenStep
+Calls = Sequence[TrainingCall]
+Results = list[ChunkResult] | RunFailed
+Train = Callable[[Sequence[tuple[Run, Calls]]], Sequence[Results]]
+"""Trains the calls of each run; the results of a run are in the order of its calls and their chunks."""
+
+
+def rounds(
+    run: Run, executor: Executor, state: RunState | None = None, secure: SecureRounds | None = None
+) -> Generator[Outcome, None, None]:
+    """Run the rounds after `state`, or all of them, and yield the outcome of each.
+
+    Raise `Interrupted` if stopped within a round, and `RunFailed` if the global model is no longer finite.
+    """
+
+    def train(work: Sequence[tuple[Run, Calls]]) -> list[list[ChunkResult]]:
+        return [[result for call in calls for result in train_call(call)] for _, calls in work]
+
+    def train_call(call: TrainingCall) -> list[ChunkResult]:
+        return executor.train(call.broadcast, call.chunks if secure is None else secure.before(call.chunks))
+
+    measure: Measure | None = optional(executor, "measure")
+    with closing(_loop([run], [state or start(run)], train, secure, measure)) as loop:
+        for outcomes in loop:
+            if isinstance(outcome := outcomes[0], RunFailed):
+                raise outcome
+            yield outcome
+
+
+def lockstep(runs: Sequence[Run], states: Sequence[RunState] | None = None) -> Rounds:
+    """Run several runs on the same data round by round in this process, their local training as one program.
+
+    The cost of a round besides its clients' arithmetic, the calls of a tensor program, is then paid once for all runs;
+    the results of a run are those that it has alone. A run that fails ends; the others go on. `wall_seconds` is an
+    equal share of the time. Raise `Interrupted` if stopped within a round.
+    """
+    return _loop(runs, states or [start(run) for run in runs], train_together)
+
+
+def _loop(
+    runs: Sequence[Run],
+    states: Sequence[RunState],
+    train: Train,
+    secure: SecureRounds | None = None,
+    measure: Measure | None = None,
+) -> Rounds:
+    live = [LiveState.of(run, state) for run, state in zip(runs, states, strict=True)]
+    going = [place for place, each in enumerate(live) if each.rounds_left]
+    while going:
+        began = time.perf_counter()
+        with one_thread():
+            opened = [_open(live[place]) for place in going]
+            ready = time.perf_counter()
+            with stoppable(*live):
+                results = train([(each.run, each.calls) for each in opened])
+                late = [_calls_to_repeat(*each) for each in zip(opened, results, strict=True)]
+                repeated = train([(each.run, calls) for each, calls in zip(opened, late, strict=True)])
+                results = [_replaced(*each) for each in zip(results, repeated, strict=True)]
+                trained = time.perf_counter()
+                if secure is not None:
+                    results = [each if isinstance(each, RunFailed) else secure.after(each) for each in results]
+            ends = zip([live[place] for place in going], opened, results, strict=True)
+            closed = [_close(*each, measure) for each in ends]
+        moments = (began, ready, trained, time.perf_counter())
+        everything = [result for each in results if not isinstance(each, RunFailed) for result in each]
+        outcomes = {
+            place: outcome.timed(moments, everything, 1 / len(going)) if isinstance(outcome, Outcome) else outcome
+            for place, outcome in zip(going, closed, strict=True)
+        }
+        ended = (yield outcomes) or ()
+        going = [
+            place
+            for place in going
+            if isinstance(outcomes[place], Outcome) and place not in ended and live[place].rounds_left
+        ]
+
+
+def _open(live: LiveState) -> Opened:
+    with naming_round(live.round_index + 1):
+        match live.run.plan.schedule.kind:
+            case "synchronous":
+                return open_round(live)
+            case "buffered":
+                return open_step(live)
+        opened: Opened = cast(Schedule, live.run.plan.schedule).open(live)
+        return opened
+
+
+def _calls_to_repeat(opened: Opened, results: Results) -> Calls:
+    if isinstance(results, RunFailed) or not isinstance(opened, OpenRound):
+        return []
+    return calls_to_repeat(opened, results)
+
+
+def _replaced(results: Results, repeated: Results) -> Results:
+    if isinstance(results, RunFailed):
+        return results
+    return repeated if isinstance(repeated, RunFailed) else replaced(results, repeated)
+
+
+def _close(live: LiveState, opened: Opened, results: Results, measure: Measure | None) -> Outcome | RunFailed:
+    if isinstance(results, RunFailed):
+        return results
+    try:
+        with naming_round(live.round_index + 1):
+            return with_client_metrics(live, _closed(live, opened, results), measure)
+    except RunFailed as error:
+        return error
+
+
+def _closed(live: LiveState, opened: Any, results: list[ChunkResult]) -> Outcome:
+    match live.run.plan.schedule.kind:
+        case "synchronous":
+            return close_round(live, opened, results)
+        case "buffered":
+            return close_step(live, opened, results)
+    outcome: Outcome = cast(Schedule, live.run.plan.schedule).close(live, opened, results)
+    return outcome

@@ -1,0 +1,466 @@
+"""The state of a run: as a checkpoint keeps it, and as it changes from round to round.
+
+Private state of all clients between rounds: rows of large arrays, of which a round touches those of its cohort.
+
+The clients of an asynchronous run that are in flight, with the versions of the model that they were sent.
+
+The record of one run: the plan of its rounds, the algorithm and the task.
+
+The check that a run can evaluate its clients one by one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.rounds.client_contracts import ClientSplit, HasClientSplits, MeasuresClients
+from narrowcast.platform.rounds.contract_checks import check_final, check_traits
+from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.sampling import rotation_of
+from narrowcast.platform.storage.host import host_time, interruptible
+from narrowcast.platform.storage.step import KeptState, arrays_under
+from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, all_finite
+
+SHARE_OF_MEMORY = 0.5
+"""Share of the free memory above which zeros are kept in sparse temporary files, which may outgrow the memory."""
+
+
+@dataclass
+class Population:
+    """The private state of all clients, changed in place, row by row.
+
+    Shapes: arrays [U, ...] each; last_round [U], the last round in which a client took part, 0 for none.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    last_round: IntArray
+
+    @classmethod
+    def fresh(cls, initial: Arrays, n_clients: int) -> Population:
+        """Return the state before round 1, in which no client has taken part; `initial` is not written to."""
+        zeros = sum(values.nbytes for values in initial.values() if _is_zero(values))
+        in_files = zeros > SHARE_OF_MEMORY * psutil.virtual_memory().available
+        arrays = {name: _own(values, in_files) for name, values in initial.items()}
+        return cls(arrays, np.zeros(n_clients, dtype=np.int64))
+
+    def take(self, clients: IntArray) -> Arrays:
+        """Return a copy of the rows of `clients`."""
+        return {name: values[clients] for name, values in self.arrays.items()}
+
+    def put(self, clients: IntArray, state: Arrays) -> None:
+        """Replace the rows of `clients`."""
+        for name, values in state.items():
+            self.arrays[name][clients] = values
+
+    def participants(self) -> IntArray:
+        """Return the clients that have taken part so far; all others have their initial state."""
+        return np.flatnonzero(self.last_round)
+
+
+def _is_zero(values: NDArray[Any]) -> bool:
+    """Return whether the array is a broadcast zero."""
+    return bool(values.size and not any(values.strides) and not values.flat[0])
+
+
+def _own(values: NDArray[Any], in_file: bool) -> NDArray[Any]:
+    """Return a writable copy; of a broadcast zero only touched rows take memory, or space in a file."""
+    if not _is_zero(values):
+        return values.copy()
+    if not in_file:
+        return np.zeros(values.shape, dtype=values.dtype)
+    with tempfile.TemporaryFile(prefix="narrowcast-clients-") as file:
+        file.truncate(values.nbytes)
+        return np.memmap(file, dtype=values.dtype, mode="r+", shape=values.shape)
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """Clients that were sent a model and whose update has not been used, in order of arrival and client; all [F].
+
+    `version` counts the server's steps up to the model that a client was sent. Units: `arrives_at` in simulated
+    seconds since the start of the run, `seconds` since the client was sent its model.
+    """
+
+    client: IntArray
+    version: IntArray
+    arrives_at: FloatArray
+    seconds: FloatArray
+    downlink_bits: IntArray
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return the record of no client."""
+        nobody = np.empty(0, dtype=np.int64)
+        return cls(nobody, nobody, np.empty(0), np.empty(0), nobody)
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    def take(self, rows: IntArray | BoolArray | slice) -> Self:
+        """Return some of the clients."""
+        return type(self)(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
+
+    def merged(self, others: Self) -> Self:
+        """Return these clients and others in order."""
+        both = type(self)(
+            **{
+                each.name: np.concatenate([getattr(self, each.name), getattr(others, each.name)])
+                for each in fields(self)
+            }
+        )
+        return both.take(np.lexsort((both.client, both.arrives_at)))
+
+
+_CLIENTS, _VERSION, _DISPATCHED = "flight/", "version/", "sent_out"  # names in checkpoints, which stay as they are
+
+
+@dataclass(frozen=True)
+class AsyncState:
+    """The state of an asynchronous run between two steps of the server.
+
+    `broadcasts` holds, by version, each model that a client in flight was sent. `dispatched` counts the models sent
+    since the start of the run.
+    """
+
+    in_flight: InFlight = field(default_factory=InFlight.none)
+    broadcasts: Mapping[int, Arrays] = field(default_factory=dict)
+    dispatched: int = 0
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self | None:
+        """Read the state from the arrays of a checkpoint; return None if that of a synchronous run is given."""
+        if _DISPATCHED not in arrays:
+            return None
+        broadcasts: dict[int, dict[str, np.ndarray]] = {}
+        for name in arrays:
+            if name.startswith(_VERSION):
+                version, _, tensor = name.removeprefix(_VERSION).partition("/")
+                broadcasts.setdefault(int(version), {})[tensor] = arrays[name]
+        in_flight = InFlight(**{each.name: arrays[_CLIENTS + each.name] for each in fields(InFlight)})
+        return cls(in_flight, broadcasts, int(arrays[_DISPATCHED][0]))
+
+    def to_arrays(self) -> Arrays:
+        """Return the state as the arrays of a checkpoint."""
+        return {
+            _DISPATCHED: np.array([self.dispatched]),
+            **{_CLIENTS + each.name: getattr(self.in_flight, each.name) for each in fields(InFlight)},
+            **{
+                f"{_VERSION}{version}/{name}": values
+                for version, tensors in self.broadcasts.items()
+                for name, values in tensors.items()
+            },
+        }
+
+    def dispatch(self, clients: InFlight, version: int, broadcast: Arrays) -> Self:
+        """Return the state after more clients were sent this version."""
+        if not len(clients):
+            return self
+        return replace(
+            self,
+            in_flight=self.in_flight.merged(clients),
+            broadcasts={**self.broadcasts, version: broadcast},
+            dispatched=self.dispatched + len(clients),
+        )
+
+    def without_first(self, count: int) -> Self:
+        """Return the state without the first clients to arrive, and without broadcasts that no client has any more."""
+        left = self.in_flight.take(slice(count, None))
+        broadcasts = {each: self.broadcasts[each] for each in np.unique(left.version).tolist()}
+        return replace(self, in_flight=left, broadcasts=broadcasts)
+
+
+def check_client_evaluation(splits: Sequence[ClientSplit], task: Task) -> None:
+    """Raise `UserError` unless model and data can evaluate each client, and some client has samples of each split."""
+    model, data = task.model, task.data
+    if not splits:
+        return
+    asked = f"evaluate_clients = {', '.join(splits)}"
+    if not isinstance(model, MeasuresClients):
+        raise UserError(
+            f"{asked}: model.kind = {model.kind} has no measure_clients; use another model, or omit evaluate_clients"
+        )
+    if not isinstance(data, HasClientSplits):
+        raise UserError(f"{asked}: {data.name} does not say which samples are whose; leave evaluate_clients out")
+    for split in splits:
+        try:
+            examples = data.examples_of(split)
+        except UserError as error:
+            raise UserError(f"{asked}: {error}") from error
+        if not examples.any():
+            share = f"raise data.{split}_share, or " if split != "train" else ""
+            raise UserError(
+                f"{asked}: no client of {data.name} has {split} samples; {share}evaluate clients on another split"
+            )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, before or between its rounds: everything that its results depend on, except its `RunState`.
+
+    `answered` is the file in which its clients write what they answer under secure aggregation; None: in memory alone.
+    """
+
+    plan: Plan
+    algorithm: Algorithm
+    task: Task[Dataset, Training]
+    answered: Path | None = None
+
+    @one_thread()
+    def check(self) -> None:
+        """Raise `UserError` if model, training, algorithm, data and plan do not fit together."""
+        check_traits(self.algorithm)
+        self.task.model.check(self.task.data)
+        self.task.training.check(self.task)
+        self.algorithm.check(self.task)
+        self._check_factors()
+        self._check_statistics()
+        self.check_plan()
+        check_client_evaluation(self.plan.evaluate_clients, self.task)
+
+    def detached(self) -> Run:
+        """Return the run with nothing but the plan of its experiment, for processes that need no more than that."""
+        fields = {name: getattr(self.plan, name) for name in Plan.model_fields}
+        return replace(self, plan=Plan.model_construct(**fields))
+
+    def _check_factors(self) -> None:
+        """Raise `UserError` if the training is one of factors and the algorithm is not."""
+        training = self.task.training
+        if optional(training, "train_factors") and not self.algorithm.traits.trains_factors:
+            raise UserError(
+                f"algorithm.kind = {self.algorithm.kind} does not train {self.task.model.kind} by {training.kind}; use "
+                "fedmavg or sfmf"
+            )
+
+    def _check_statistics(self) -> None:
+        """Raise `UserError` if the statistics that clients of a network move cannot be shared, or kept, as it says."""
+        statistics = optional(self.task.model, "statistics", "refuse")
+        if statistics == "refuse":
+            return
+        setting = f"model.statistics = {statistics}"
+        if (settings := self.algorithm.traits.mean_unless) is None:
+            raise UserError(
+                f"{setting}: algorithm.kind = {self.algorithm.kind} has no place for what training moves besides the "
+                "parameters; use fedavg or fedprox"
+            )
+        if statistics == "local":
+            return
+        others = {
+            **settings,
+            "secure": self.algorithm.secure_sums is not None,
+            "schedule = buffered": self.plan.schedule.kind == "buffered",
+        }
+        if some := [name for name, there in others.items() if there]:
+            raise UserError(
+                f"{setting}: with {' and '.join(some)} the average of variances may be negative; leave that out, or "
+                "set model.statistics = local"
+            )
+
+    def check_plan(self) -> None:
+        """Raise `UserError` if the plan does not fit the clients, or needs what the algorithm does not offer."""
+        plan, algorithm, task = self.plan, self.algorithm, self.task
+        plan.availability.check(task.data.n_clients)
+        algorithm.check_cohort(min(plan.clients_per_round, task.data.n_clients))
+        buffered = plan.schedule.kind == "buffered"
+        if buffered and algorithm.weighted_by_staleness({}, 1.0) is None:
+            raise UserError(
+                f"schedule = buffered: {algorithm.kind} as set here cannot count stale updates less; use fedavg or "
+                "fedprox without an aggregator"
+            )
+        if plan.replacement and not algorithm.traits.counts_draws:
+            raise UserError(
+                f"replacement = true: {algorithm.kind} as set here counts every client once; use fedavg, fedprox, "
+                "fednova or qffl, without an aggregator and secure sums"
+            )
+        if not (buffered or plan.stragglers == "partial"):
+            return
+        nobody = np.empty(0, dtype=np.int64)
+        broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+        if algorithm.upload_bits(broadcast, task, nobody) is None:
+            setting, advice = ("schedule = buffered", "synchronous") if buffered else ("stragglers = partial", "drop")
+            raise UserError(
+                f"{setting}: how long the clients of {algorithm.kind} take here is known only after their training; "
+                f"use {advice}, or fedavg without a codec"
+            )
+
+
+_TENSORS = ("participants", "last_round", "update_bits")
+_NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Everything that the next round depends on; clients that never took part are in their initial state.
+
+    Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...], the
+    private state of each; update_bits [rounds so far], the size of each round's update broadcast, 0 if there was none.
+    `schedule` is the state of an asynchronous schedule. Rounds up to `settled_round` are in the journal already, so
+    that repeating them must give the same results. `resumed_after` is the last round before the run was last resumed,
+    0 if it never was: keys that live in a process only are no older.
+    """
+
+    round_index: int
+    server: Arrays
+    participants: IntArray
+    last_round: IntArray
+    clients: Arrays
+    update_bits: IntArray
+    uplink_bits: int
+    downlink_bits: int
+    simulated_seconds: float
+    schedule: AsyncState | None = None
+    settled_round: int = 0
+    resumed_after: int = 0
+
+    step_name: ClassVar[str] = "round"
+
+    @property
+    def step(self) -> int:
+        """The last round that is finished."""
+        return self.round_index
+
+    def packed(self) -> tuple[Arrays, dict[str, str]]:
+        """Return the tensors and the metadata of a checkpoint."""
+        tensors = {name: getattr(self, name) for name in _TENSORS}
+        schedule = {} if self.schedule is None else self.schedule.to_arrays()
+        for prefix, arrays in (("server", self.server), ("clients", self.clients), ("schedule", schedule)):
+            tensors |= {f"{prefix}/{name}": np.asarray(array, order="C") for name, array in arrays.items()}
+        numbers = {name: str(getattr(self, name)) for name in _NUMBERS}
+        return tensors, {**numbers, "simulated_seconds": self.simulated_seconds.hex()}
+
+    @classmethod
+    def unpacked(cls, tensors: Arrays, metadata: Mapping[str, str]) -> Self:
+        """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is none."""
+        return cls(
+            round_index=int(metadata["round_index"]),
+            uplink_bits=int(metadata["uplink_bits"]),
+            downlink_bits=int(metadata["downlink_bits"]),
+            resumed_after=int(metadata.get("resumed_after", 0)),
+            simulated_seconds=float.fromhex(metadata["simulated_seconds"]),
+            participants=tensors["participants"],
+            last_round=tensors["last_round"],
+            update_bits=tensors["update_bits"],
+            server=arrays_under("server/", tensors),
+            clients=arrays_under("clients/", tensors),
+            schedule=AsyncState.from_arrays(arrays_under("schedule/", tensors)),
+        )
+
+
+def start(run: Run) -> RunState:
+    """Return the state before round 1; raise `UserError` if the first weights are not finite, or not the model's."""
+    nobody, server = np.empty(0, dtype=np.int64), run.algorithm.init(run.task)
+    if not all_finite(*check_final(run.algorithm, run.task.initial_parameters(), server).values()):
+        raise UserError("the first weights of the model are not finite; initialise them with finite values")
+    return RunState(
+        round_index=0,
+        server=server,
+        participants=nobody,
+        last_round=nobody,
+        clients={name: values[:0] for name, values in run.algorithm.init_clients(run.task).items()},
+        update_bits=nobody,
+        uplink_bits=0,
+        downlink_bits=0,
+        simulated_seconds=0.0,
+    )
+
+
+class Interrupted(KeyboardInterrupt):
+    """The runs were stopped within a round; `states` holds the state of each after its last finished round."""
+
+    def __init__(self, states: Sequence[KeptState]) -> None:
+        super().__init__()
+        self.states = states
+
+
+@dataclass
+class LiveState:
+    """A run between two rounds, changed in place, unlike `RunState`, so that a round costs no more than its cohort.
+
+    `rotation` [U] is the order in which round-robin sampling visits the clients. `kept_at` is the time of the last
+    snapshot, on the monotonic clock. `resumed_after` holds the rounds after which the run was resumed: the last time
+    but one, as the state has it, and the last time; 0 stands for a run that was never resumed.
+    """
+
+    run: Run
+    rotation: IntArray
+    round_index: int
+    server: Arrays
+    population: Population
+    update_bits: list[int]
+    uplink_bits: int
+    downlink_bits: int
+    simulated_seconds: float
+    schedule: AsyncState | None
+    resumed_after: tuple[int, int] = (0, 0)
+    kept_at: float = field(default_factory=lambda: host_time().monotonic())
+
+    @classmethod
+    def of(cls, run: Run, state: RunState) -> LiveState:
+        """Return the live state that continues from a kept one."""
+        n_clients = run.task.data.n_clients
+        population = Population.fresh(run.algorithm.init_clients(run.task), n_clients)
+        population.put(state.participants, state.clients)
+        population.last_round[state.participants] = state.last_round
+        return cls(
+            run=run,
+            rotation=rotation_of(run.plan.sampling, run.plan.seed, n_clients),
+            round_index=state.round_index,
+            server=state.server,
+            population=population,
+            update_bits=state.update_bits.tolist(),
+            uplink_bits=state.uplink_bits,
+            downlink_bits=state.downlink_bits,
+            simulated_seconds=state.simulated_seconds,
+            schedule=state.schedule,
+            resumed_after=(state.resumed_after, max(state.round_index, state.settled_round)),
+        )
+
+    @property
+    def rounds_left(self) -> bool:
+        """Return whether the plan has rounds that this run has not done."""
+        return self.round_index < self.run.plan.rounds
+
+    def keys_since(self) -> int:
+        """Return the round after which the keys of the coming round were made; a repeated round has its old keys."""
+        before, now = self.resumed_after
+        return now if self.round_index >= now else before
+
+    def snapshot(self) -> RunState:
+        """Return the state to keep in order to continue from here."""
+        self.kept_at = host_time().monotonic()
+        participants = self.population.participants()
+        return RunState(
+            round_index=self.round_index,
+            server=self.server,
+            participants=participants,
+            last_round=self.population.last_round[participants],
+            clients=self.population.take(participants),
+            update_bits=np.array(self.update_bits, dtype=np.int64),
+            uplink_bits=self.uplink_bits,
+            downlink_bits=self.downlink_bits,
+            simulated_seconds=self.simulated_seconds,
+            schedule=self.schedule,
+            resumed_after=self.keys_since(),
+        )
+
+
+@contextmanager
+def stoppable(*runs: LiveState) -> Iterator[None]:
+    """Allow signals to stop the runs within this block, which must not change them; raise `Interrupted` if one does."""
+    try:
+        with interruptible():
+            yield
+    except KeyboardInterrupt:
+        raise Interrupted([each.snapshot() for each in runs]) from None

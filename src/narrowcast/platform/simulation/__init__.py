@@ -1,1 +1,0 @@
-"""The simulated world: clients' links and devices, their availability, and the virtual clock."""

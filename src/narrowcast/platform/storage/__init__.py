@@ -1,0 +1,1 @@
+"""Durable files: writes, checkpoints, the journal; the seams to the machine that simulations replace."""

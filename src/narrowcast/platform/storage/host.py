@@ -1,0 +1,195 @@
+"""The host: clocks, repeated work, and the deferral of signals.
+
+The clocks of this machine, and work that is repeated in the background; a simulation replaces both.
+
+Deferral of SIGINT, SIGTERM and SIGHUP, so that a run stops only where its state is consistent.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+
+class Repeated(Protocol):
+    """A step that is repeated in the background until it is closed."""
+
+    def wake(self) -> None:
+        """Run the step soon, rather than when its interval ends."""
+        ...
+
+    def close(self, wait_seconds: float) -> bool:
+        """Run the step a last time; return whether it ended within the time."""
+        ...
+
+
+class HostTime(Protocol):
+    """The clocks of a machine. Virtual time, of which results are made, is `rounds.fleet`."""
+
+    def wall(self) -> float:
+        """Return the seconds since 1970, which may jump either way."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return the seconds since a fixed moment, which never decrease."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+    def repeat(self, step: Callable[[], None], seconds: float, name: str) -> Repeated:
+        """Start to run a step at once, and again after at most `seconds`."""
+        ...
+
+
+class SystemTime:
+    """The clocks of the operating system, and a thread for each repeated step."""
+
+    def wall(self) -> float:
+        """Return `time.time`."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Return `time.monotonic`."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Call `time.sleep`."""
+        time.sleep(seconds)
+
+    def repeat(self, step: Callable[[], None], seconds: float, name: str) -> Repeated:
+        """Start a thread that repeats the step, in a copy of the context."""
+        return _RepeatingThread(step, seconds, name)
+
+
+class _RepeatingThread:
+    def __init__(self, step: Callable[[], None], seconds: float, name: str) -> None:
+        self._step, self._seconds = step, seconds
+        self._woken, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            last = self._closing.is_set()
+            self._step()
+            if last:
+                return
+            self._woken.wait(self._seconds)
+            self._woken.clear()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self, wait_seconds: float) -> bool:
+        self._closing.set()
+        self._woken.set()
+        self._thread.join(wait_seconds)
+        return not self._thread.is_alive()
+
+
+_SYSTEM = SystemTime()
+_current: ContextVar[HostTime] = ContextVar("host_time", default=_SYSTEM)
+
+
+def host_time() -> HostTime:
+    """Return the clocks in force."""
+    return _current.get()
+
+
+@contextmanager
+def time_of(clocks: HostTime) -> Iterator[None]:
+    """Replace the clocks within the block."""
+    token = _current.set(clocks)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Handler = Callable[[int, FrameType | None], object] | int
+
+STOPPING = threading.Event()
+"""Set once the process is asked to stop, because Python discards an interrupt that is raised in a callback."""
+_WAITING = threading.Event()
+"""Set while a signal may be deferred."""
+
+
+@dataclass(eq=False)
+class _Deferred:
+    """A handler that defers a signal, and the handler that it is passed to in the end."""
+
+    successor: _Handler
+    arrived: bool = False
+
+    def __call__(self, *_: object) -> None:
+        self.arrived = True
+        _WAITING.set()
+
+    def chain(self) -> list[_Deferred]:
+        """Return this handler and those of the enclosing blocks."""
+        return [self, *(self.successor.chain() if isinstance(self.successor, _Deferred) else [])]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Defer signals to stop to the end of the block; a thread other than the main one gets no signals anyway."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    deferred = {
+        number: _Deferred(successor)
+        for number in _STOPS
+        if (successor := signal.getsignal(number))
+        is not None  # None was not set by Python, and Python cannot set it back
+    }
+    for number, handler in deferred.items():
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in deferred.items():
+            signal.signal(number, handler.successor)
+        arrived = [number for number, handler in deferred.items() if handler.arrived]
+        if arrived:
+            _WAITING.clear()
+            signal.raise_signal(arrived[0])
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Deliver signals within this block of an `uninterrupted` one; deferred ones are delivered at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if STOPPING.is_set():
+        raise KeyboardInterrupt
+    deferred = {number: handler for number in _STOPS if isinstance(handler := signal.getsignal(number), _Deferred)}
+    try:
+        for number, handler in deferred.items():
+            signal.signal(number, handler.chain()[-1].successor)
+        _WAITING.clear()
+        for number, handler in deferred.items():
+            arrived = [each for each in handler.chain() if each.arrived]
+            for each in arrived:
+                each.arrived = False
+            if arrived:
+                signal.raise_signal(number)
+        yield
+    finally:
+        for number, handler in deferred.items():
+            signal.signal(number, handler)
+
+
+def stop_waits() -> bool:
+    """Return whether an `interruptible` block may have a signal to deliver, which is quick to ask."""
+    return (STOPPING.is_set() or _WAITING.is_set()) and threading.current_thread() is threading.main_thread()
