@@ -376,7 +376,8 @@ def test_traffic_against_three_baselines(tmp_path: Path) -> None:
     assert table.coded_ratio.tolist()[:5] == pytest.approx([10, 1, 2, 0.1, 0.01])
     assert table.touched_ratio.tolist()[:5] == pytest.approx([1, 0.1, 0.2, 0.01, 10**6 / 2_592_000_000])
     assert (table.total_bits == table.uplink_bits + table.downlink_bits).all()
-    assert cells(terminal_table(traffic_table(comparison)), 3) == ["coarse", "259.2x", "100.0x", "10.0x", "0.65x"]
+    traffic = traffic_table(comparison.groups, comparison.coded_ratio)
+    assert cells(terminal_table(traffic), 3) == ["coarse", "259.2x", "100.0x", "10.0x", "0.65x"]
 
 
 def write_seeds(folder: Path, name: str, seeds: list[int], rates: list[float], **changes: Any) -> list[Path]:
@@ -404,7 +405,7 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_row_with_mean_and_spread(
     assert table.bold == {(1, 5)}
     assert comparison.means["test.hr@10 std"].tolist() == pytest.approx([0.02, 0.0])
     assert len(comparison.table) == 5
-    differences = differences_table(comparison)
+    differences = differences_table(comparison.differences)
     assert differences is not None
     assert [list(differences.heads), *map(list, differences.rows)] == [
         ["run", "algorithm.kind"],
@@ -430,7 +431,7 @@ def test_a_band_is_one_standard_deviation_around_the_mean(tmp_path: Path) -> Non
 def test_runs_with_equal_seeds_are_no_repetitions(tmp_path: Path) -> None:
     folders = write_seeds(tmp_path / "a", "scolr", [0], [0.6]) + write_seeds(tmp_path / "b", "scolr", [0], [0.6])
     assert [len(each.runs) for each in compare(folders).groups] == [1, 1]
-    assert differences_table(compare(folders)) is None
+    assert differences_table(compare(folders).differences) is None
 
 
 def test_a_lower_error_is_the_best(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from narrowcast.benchmarking.solve_grid import LIMITS, GridProblem, GridRun, SolveGrid
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metrics import metric_label
-from narrowcast.runs.html_report import configuration, html_page, pairs, run_parts, section, write_report
+from narrowcast.runs.html_report import configuration, html_page, pairs, section, write_report
 
 TOLERANCES, WITHIN = (1e-4, 1e-2, 1e-8), (0.01,)
 """Errors that are goals, and distances above the least error of any run, by default."""
@@ -121,7 +121,7 @@ def _run_page(run: GridRun, problem: str) -> str:
     ]
     drawn = section("Residual and errors", _drawn({"view": "curves", "metric": "value", "lines": lines}))
     if run.result is not None:
-        return _page(f"Run {run.name}", [links, *run_parts(run.result, [drawn])])
+        return _page(f"Run {run.name}", [links, *run.result.report_parts([drawn])])
     end = f"<p>{escape(run.why('residual'))}</p>"
     return _page(f"Run {run.name}", [links, end, drawn, configuration(run.folder)])
 

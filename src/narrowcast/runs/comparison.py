@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -34,6 +35,7 @@ from narrowcast.platform.tracking.metrics import (
     primary_metric,
 )
 from narrowcast.runs import comparison_tables as tables
+from narrowcast.runs import html_report
 from narrowcast.runs.comparison_tables import SeedGroup, measured_metrics, seed_groups
 from narrowcast.runs.finished_run import Column, FinishedRun, TextTable, table_of, with_spread
 from narrowcast.runs.folder import SEEDS, codec_kinds, differing_settings, settings_of, shown_setting
@@ -195,9 +197,21 @@ class RunComparison(ABC, Generic[RunT]):
 
     def report(self, path: str | Path) -> Path:
         """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
-        from narrowcast.runs.html_report import comparison_report, write_report
-
-        return write_report(comparison_report(self), path)
+        made = self.text_tables()
+        parts = [html_report.section(title, table.html()) for title, table in made.items()]
+        curves = html_report.image(self.figure(), "metrics against costs, a line per run")
+        parts.insert(1 + list(made).index("Results"), html_report.section("Metrics and costs", curves))
+        if (of_clients := self.clients_figure()) is not None:
+            drawn = html_report.image(of_clients, "metric by percentile of the clients")
+            parts.append(html_report.section("Distribution over clients", drawn))
+        runs = [
+            f"<details><summary>{escape(label)}</summary>{html_report.pairs(run.summary())}"
+            f"{html_report.pairs(run.provenance())}{html_report.configuration(run.folder)}</details>"
+            for label, run in zip(self.labels(), self.runs, strict=True)
+        ]
+        parts.append(html_report.section("Runs", "".join(runs)))
+        page = html_report.html_page(f"Comparison of {', '.join(self.row_labels())}", parts)
+        return html_report.write_report(page, path)
 
     def __str__(self) -> str:
         """Return the tables, as wide as the terminal."""
@@ -357,7 +371,7 @@ class Comparison(RunComparison[Result]):
 
     def results_columns(self) -> dict[str, Column]:
         """Return the columns of the results by name, with a cell per group: final metrics, traffic and time."""
-        return tables.results_columns(self)
+        return tables.results_columns(self.runs, self.groups)
 
     @property
     def caption(self) -> str:
@@ -458,12 +472,12 @@ class Comparison(RunComparison[Result]):
     def text_tables(self) -> dict[str, TextTable]:
         """Return the tables by title: settings that differ, results, metrics over clients, traffic, targets."""
         made = {
-            "Settings that differ": tables.differences_table(self),
+            "Settings that differ": tables.differences_table(self.differences),
             "Results": self.results_table(),
             "Differences by seed": self._paired_table(),
-            "Metrics over clients": tables.over_clients_table(self),
-            "Traffic against baselines": tables.traffic_table(self),
-            "Costs of targets": tables.targets_table(self),
+            "Metrics over clients": tables.over_clients_table(self.runs, self.groups),
+            "Traffic against baselines": tables.traffic_table(self.groups, self.coded_ratio),
+            "Costs of targets": tables.targets_table(self.groups),
         }
         return {title: table for title, table in made.items() if table is not None}
 

@@ -32,7 +32,7 @@ from narrowcast.runs.folder import SEEDS, shown_setting
 from narrowcast.runs.result import Result
 
 if TYPE_CHECKING:
-    from narrowcast.runs.comparison import Comparison
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,15 @@ def _with_different_labels(groups: list[SeedGroup]) -> list[SeedGroup]:
     ]
 
 
-def results_columns(comparison: Comparison) -> dict[str, Column]:
+def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict[str, Column]:
     """Return the columns of the results, a cell for each group, by their names in `Comparison.table`.
 
     Metrics, bits and seconds are means. The best primary metric on each data set is bold if it stands out.
     """
-    groups = comparison.groups
-    measured = [f"test.{each}" for each in measured_metrics(comparison.runs)]
-    others = dict.fromkeys(name for run in comparison.runs for name in run.final if name not in measured)
+    measured = [f"test.{each}" for each in measured_metrics(runs)]
+    others = dict.fromkeys(name for run in runs for name in run.final if name not in measured)
     # Where clients have models of their own, the metric of the global one says nothing of the method.
-    personal = [f"{name}.{MEAN}" for name in measured if any(run.file.personal for run in comparison.runs)]
+    personal = [f"{name}.{MEAN}" for name in measured if any(run.file.personal for run in runs)]
     personal = [name for name in personal if name in others]
     best = _best(groups)
 
@@ -167,9 +166,9 @@ def different_data(runs: Sequence[Result]) -> str:
     return f"Different data sets ({', '.join(data)}): metrics compare only within one." if len(data) > 1 else ""
 
 
-def over_clients_table(comparison: Comparison) -> TextTable | None:
+def over_clients_table(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> TextTable | None:
     """Return a row per group and metric with its statistics over clients; None if no run evaluated its clients."""
-    names = dict.fromkeys(parted(name)[0] for run in comparison.runs for name in run.final if parted(name)[1])
+    names = dict.fromkeys(parted(name)[0] for run in runs for name in run.final if parted(name)[1])
     metrics = [f"{split}.{each}" for split in SPLITS for each in metrics_of(names, split) if each != "loss"]
     rows = [
         [
@@ -181,7 +180,7 @@ def over_clients_table(comparison: Comparison) -> TextTable | None:
             ),
         ]
         for metric in metrics
-        for group in comparison.groups
+        for group in groups
         if f"{metric}.{CLIENTS}" in group.runs[0].final
     ]
     heads = ["run", "metric", "mean", "worst 10 %", "best 10 %", "variance", "Gini", "clients"]
@@ -189,26 +188,25 @@ def over_clients_table(comparison: Comparison) -> TextTable | None:
     return TextTable(heads, rows, words=2, caption=caption) if rows else None
 
 
-def differences_table(comparison: Comparison) -> TextTable | None:
+def differences_table(differences: DataFrame) -> TextTable | None:
     """Return the settings that differ between groups, the longer side downwards; None if none does."""
-    found = comparison.differences
-    if found.empty:
+    if differences.empty:
         return None
     corner = "setting"
-    if len(found.index) < len(found.columns):
-        found, corner = found.T, "run"
+    if len(differences.index) < len(differences.columns):
+        differences, corner = differences.T, "run"
     rows = [
         [str(name), *(shown_setting(value) for value in values)]
-        for name, values in zip(found.index, found.values, strict=True)
+        for name, values in zip(differences.index, differences.values, strict=True)
     ]
-    return TextTable([corner, *map(str, found.columns)], rows, words=len(found.columns) + 1)
+    return TextTable([corner, *map(str, differences.columns)], rows, words=len(differences.columns) + 1)
 
 
-def traffic_table(comparison: Comparison) -> TextTable:
+def traffic_table(groups: Sequence[SeedGroup], coded_ratio: Callable[[Result], float]) -> TextTable:
     """Return a row per group, with how many times its traffic is below that of each baseline.
 
     The baselines of the uplink are the whole model in float32, the changed rows in float32, and entropy-coded FedMF or
-    FedAvg (`Comparison.coded_reference`); that of the total is the whole model in float32 both ways.
+    FedAvg, by the `coded_ratio` of each run; that of the total is the whole model in float32 both ways.
     """
     heads = (
         "times less traffic",
@@ -222,18 +220,18 @@ def traffic_table(comparison: Comparison) -> TextTable:
             group.label,
             units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits")),
             units.format_compression(_sum(group, "uplink_bits"), _sum(group, "touched_uplink_bits")),
-            units.format_compression(_mean(group, comparison.coded_ratio), 1.0),
+            units.format_compression(_mean(group, coded_ratio), 1.0),
             units.format_compression(_sum(group, "total_bits"), 2 * _sum(group, "full_uplink_bits")),
         ]
-        for group in comparison.groups
+        for group in groups
     ]
     return TextTable(heads, rows)
 
 
-def targets_table(comparison: Comparison) -> TextTable | None:
+def targets_table(groups: Sequence[SeedGroup]) -> TextTable | None:
     """Return a row per group and target, with the mean cost of those that reached it; None if no run has targets."""
     rows = []
-    for group in comparison.groups:
+    for group in groups:
         for target in {(each.metric, each.value): each for run in group.runs for each in run.targets}.values():
             found = [each for run in group.runs for each in run.targets if _same(each, target)]
             reached = [each for each in found if each.rounds_to is not None]
@@ -249,7 +247,7 @@ def targets_table(comparison: Comparison) -> TextTable | None:
                 ]
             )
     heads = ["run", "target", "reached", "rounds", "uplink", "total", "simulated\ntime"]
-    if not any(len(each.runs) > 1 for each in comparison.groups):
+    if not any(len(each.runs) > 1 for each in groups):
         heads, rows = [each for each in heads if each != "reached"], [[*row[:2], *row[3:]] for row in rows]
     return TextTable(heads, rows) if rows else None
 

@@ -19,7 +19,7 @@ from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.samples import described as shapes
 from narrowcast.platform.data.user_files import located
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.partition import classes_held
+from narrowcast.platform.tracking.partition_counts import classes_held
 from narrowcast.platform.types import IntArray
 
 _BY_SUFFIX = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -24,9 +24,11 @@ from rich.table import Table
 from rich.text import Text
 
 from narrowcast.platform.errors import UserError, printable
+from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metrics import Declared, TargetCost, format_metric, is_share, metric_label, relation
 from narrowcast.platform.types import Arrays
+from narrowcast.runs import html_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,6 +60,17 @@ class RunFile(BaseModel):
         return f"{metric_label(target.metric)} {relation(target.metric, self.lower_is_better)} {value}"
 
 
+_FIGURE_TITLES = {
+    "accuracy_round": "Test metrics by round",
+    "accuracy_uplink": "Test metrics against uplink",
+    "accuracy_total": "Test metrics against total traffic",
+    "accuracy_time": "Test metrics against simulated time",
+    "client_bits_ranks": "Uplink of the clients",
+    "loss_time": "Training loss",
+    "client_metrics": "Metrics of the clients",
+    "error_iteration": "Metrics by iteration",
+    "error_time": "Metrics against the time of the solver",
+}
 FileT_co = TypeVar("FileT_co", bound=RunFile, covariant=True)
 
 
@@ -148,9 +161,23 @@ class FinishedRun(ABC, Generic[FileT_co]):
 
     def report(self, path: str | Path) -> Path:
         """Write the run's results, figures and configuration to one HTML file and return its path."""
-        from narrowcast.runs.html_report import run_report, write_report
+        figures = [
+            html_report.section(_FIGURE_TITLES[name], html_report.image(figure, _FIGURE_TITLES[name]))
+            for name, figure in self.figures().items()
+        ]
+        page = html_report.html_page(f"Run {self.name}", self.report_parts(figures))
+        return html_report.write_report(page, path)
 
-        return write_report(run_report(self), path)
+    def report_parts(self, figures: Iterable[str]) -> list[str]:
+        """Return the parts of the report, with these figures, which are HTML."""
+        results = html_report.section("Results", html_report.pairs(self.summary()))
+        parts = [f"<p>{escape(self.heading)}</p>", results, *figures]
+        partition = own_file(self.folder, "partition/partition.png")
+        if partition.is_file():
+            drawn = html_report.picture(partition.read_bytes(), "data of the clients")
+            parts.append(html_report.section("Data of the clients", drawn))
+        provenance = html_report.section("Provenance", html_report.pairs(self.provenance()))
+        return [*parts, provenance, html_report.configuration(self.folder)]
 
     def __repr__(self) -> str:
         head = f"{self.name}: {self.heading}, in {self.folder}"

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,14 +31,11 @@ from narrowcast.platform.config.files import (
     read_yaml,
     write_yaml,
 )
+from narrowcast.platform.config.run_fields import Tracking
 from narrowcast.platform.errors import UserError, shown
 from narrowcast.platform.storage.disk import disk, make_folders, remove_tree, without_part, write_atomically
 from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.tracking import units
-
-if TYPE_CHECKING:
-    from narrowcast.runs.recordable import RunConfig
-
 
 CONFIG, RESULT, ANSWER = "config.yaml", "result.json", "answer.safetensors"
 ITERATIONS = "iterations.parquet"
@@ -51,6 +48,42 @@ _WRITTEN_BEFORE_ROUND_1 = {
     *("journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS, START),
     *(ANSWERED, _ANSWERED_BESIDE_KEYS),
 }
+
+
+class RunConfig(Protocol):
+    """The model of a whole run, such as an experiment."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        ...
+
+    @property
+    def tracking(self) -> Tracking:
+        """The MLflow store of the run."""
+        ...
+
+    @property
+    def checkpoints_kept(self) -> int:
+        """The number of checkpoints kept."""
+        ...
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        """The folder of the checkpoints, None for that of the run."""
+        ...
+
+    def plain(self) -> dict[str, Any]:
+        """Nested plain values, without secrets."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """Return the dotted values that results depend on."""
+        ...
+
+    def digest(self) -> str:
+        """Return the sha256 of `identity`."""
+        ...
 
 
 def find_run(run: object, output: Path) -> Path:

@@ -1,7 +1,4 @@
-"""The report of a run or of a comparison: one HTML file with its figures inside, without scripts or links.
-
-The parts of an HTML page that stands alone: no network, and no script but one that its policy names by its hash.
-"""
+"""The parts of an HTML page that stands alone: no network, and no script but one that its policy names by its hash."""
 
 from __future__ import annotations
 
@@ -11,20 +8,17 @@ import io
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from narrowcast.platform.config.files import read_limited
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.platform.storage.folder_files import own_file
-from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.folder import CONFIG
 from narrowcast.runs.terminal_output import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from narrowcast.runs.comparison import RunComparison
 
 
 _HEAD = """<!doctype html>
@@ -90,38 +84,6 @@ def write_report(page: str, path: str | Path) -> Path:
     return path
 
 
-def run_report(result: FinishedRun[Any]) -> str:
-    """Return the page of a run: metrics and costs, figures, the partition of the data, and the configuration."""
-    figures = [section(_title(name), _image(figure, _title(name))) for name, figure in result.figures().items()]
-    return html_page(f"Run {result.name}", run_parts(result, figures))
-
-
-def run_parts(result: FinishedRun[Any], figures: Iterable[str]) -> list[str]:
-    """Return the parts of a run's page, with these figures, which are HTML."""
-    parts = [f"<p>{escape(result.heading)}</p>", section("Results", pairs(result.summary())), *figures]
-    partition = own_file(result.folder, "partition/partition.png")
-    if partition.is_file():
-        parts.append(section("Data of the clients", _picture(partition.read_bytes(), "data of the clients")))
-    return [*parts, section("Provenance", pairs(result.provenance())), configuration(result.folder)]
-
-
-def comparison_report(comparison: RunComparison[Any]) -> str:
-    """Return the page of a comparison: settings that differ, tables, the figure, and each run's configuration."""
-    made = comparison.text_tables()
-    shown = [section(title, table.html()) for title, table in made.items()]
-    figure = section("Metrics and costs", _image(comparison.figure(), "metrics against costs, a line per run"))
-    shown.insert(1 + list(made).index("Results"), figure)
-    if (of_clients := comparison.clients_figure()) is not None:
-        shown.append(section("Distribution over clients", _image(of_clients, "metric by percentile of the clients")))
-    runs = [
-        f"<details><summary>{escape(label)}</summary>{pairs(run.summary())}{pairs(run.provenance())}"
-        f"{configuration(run.folder)}</details>"
-        for label, run in zip(comparison.labels(), comparison.runs, strict=True)
-    ]
-    names = ", ".join(comparison.row_labels())
-    return html_page(f"Comparison of {names}", [*shown, section("Runs", "".join(runs))])
-
-
 def configuration(folder: Path) -> str:
     """Return the content of a run's `config.yaml`, folded up; nothing if it is missing."""
     path = own_file(folder, CONFIG)
@@ -131,27 +93,14 @@ def configuration(folder: Path) -> str:
     return f"<details><summary>Configuration of {escape(folder.name)}</summary><pre>{text}</pre></details>"
 
 
-def _title(figure: str) -> str:
-    """Return the heading of one of a run's figures by its name."""
-    return {
-        "accuracy_round": "Test metrics by round",
-        "accuracy_uplink": "Test metrics against uplink",
-        "accuracy_total": "Test metrics against total traffic",
-        "accuracy_time": "Test metrics against simulated time",
-        "client_bits_ranks": "Uplink of the clients",
-        "loss_time": "Training loss",
-        "client_metrics": "Metrics of the clients",
-        "error_iteration": "Metrics by iteration",
-        "error_time": "Metrics against the time of the solver",
-    }[figure]
-
-
-def _image(figure: Figure, description: str) -> str:
+def image(figure: Figure, description: str) -> str:
+    """Return a figure of Matplotlib as part of a page."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=_DPI)
-    return _picture(content.getvalue(), description)
+    return picture(content.getvalue(), description)
 
 
-def _picture(png: bytes, description: str) -> str:
+def picture(png: bytes, description: str) -> str:
+    """Return a PNG file as part of a page."""
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return f'<figure><img alt="{escape(description)}" src="{source}"></figure>'

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.files import PLUGINS
-from narrowcast.platform.config.run_fields import StoreAddress, Tracking
+from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.contracts import Described
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.checkpoint import Kept, NoCheckpointError, check_place, load_checkpoint
@@ -23,49 +23,13 @@ from narrowcast.platform.storage.disk import disk
 from narrowcast.platform.storage.journal import Journal, locked
 from narrowcast.platform.storage.step import KeptState
 from narrowcast.platform.tracking.sender import check_store
-from narrowcast.runs.folder import CONFIG, checkpoint_place, free_folder, make_writable, saved_config
+from narrowcast.runs.folder import CONFIG, RunConfig, checkpoint_place, free_folder, make_writable, saved_config
 
 WriteOutputs = Callable[[Journal, Any, str], dict[str, Any]]
 """Writes the outputs of a finished run from its journal, its state and the id of its MLflow run.
 
 Returns the content of `result.json`, which is written last; raises `LearnedNothing` for a run without a result.
 """
-
-
-class RunConfig(Protocol):
-    """The model of a whole run, such as an experiment."""
-
-    @property
-    def name(self) -> str:
-        """The name of the run."""
-        ...
-
-    @property
-    def tracking(self) -> Tracking:
-        """The MLflow store of the run."""
-        ...
-
-    @property
-    def checkpoints_kept(self) -> int:
-        """The number of checkpoints kept."""
-        ...
-
-    @property
-    def checkpoint_path(self) -> str | None:
-        """The folder of the checkpoints, None for that of the run."""
-        ...
-
-    def plain(self) -> dict[str, Any]:
-        """Nested plain values, without secrets."""
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """Return the dotted values that results depend on."""
-        ...
-
-    def digest(self) -> str:
-        """Return the sha256 of `identity`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,10 @@ from narrowcast.platform.data.scikit_learn import Digits
 from narrowcast.platform.tracking.partition import (
     FIGURE,
     TABLE,
-    class_counts,
-    classes_held,
     partition_table,
     write_partition,
 )
+from narrowcast.platform.tracking.partition_counts import class_counts, classes_held
 
 
 def samples(n_clients: int, n_classes: int = 10, n: int = 2000) -> Samples:

@@ -148,7 +148,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
 
     console = Console(width=120, color_system=None)
     with console.capture() as capture:
-        table = targets_table(compare([tmp_path / "fedavg-digits"]))
+        table = targets_table(compare([tmp_path / "fedavg-digits"]).groups)
         assert table is not None
         console.print(*table.fitting(console.width))
         console.print(result_table(load_result(tmp_path / "fedavg-digits")))

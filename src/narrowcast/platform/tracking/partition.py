@@ -1,54 +1,28 @@
-"""The partition of the data over the clients, as a table and a figure for any number of clients.
-
-The partition of the data over the clients, as a small table and a figure, for any number of clients.
-
-The counts that the figure of a partition shows: little, whatever the size of the data.
-"""
+"""The partition of the data over the clients as files: a table and a figure, small whatever the size of the data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from narrowcast.platform.contracts import Dataset
-from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.storage.disk import disk, make_folders
+from narrowcast.platform.tracking.partition_counts import (
+    class_counts,
+    classes_held,
+    has_classes,
+    in_full,
+    partition_counts,
+)
 from narrowcast.platform.tracking.second_process import begin, call, partition_figure
-from narrowcast.platform.types import FloatArray, IntArray
-
-MOST_BARS = 50
-"""Clients that have a bar, or a box, each."""
-
-
-@dataclass(frozen=True)
-class PartitionCounts:
-    """The counts of each client. `targets` says what `values` are; None if targets have no picture."""
-
-    name: str
-    examples: IntArray
-    """Training examples per client, [U]."""
-    targets: Literal["classes", "classes held", "items", "numbers", "means"] | None
-    values: IntArray | Sequence[FloatArray]
-    """Examples of each class per client, [U, classes]; number of classes per client, [U]; interactions per item; the
-    numbers to predict, for each client; or their means per client."""
-
-
-def no_values() -> IntArray:
-    """Return the `values` of a partition whose targets have no picture."""
-    return np.zeros(0, dtype=np.int64)
-
+from narrowcast.platform.types import IntArray
 
 TABLE, FIGURE, OVERVIEW = "partition.parquet", "partition.png", "partitions.png"
-MOST_ROWS, MOST_CELLS = 1000, 100_000
-"""Above either limit the table is a summary; a cell is a client's count of one class."""
 _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
 
@@ -82,8 +56,7 @@ def partition_table(data: Dataset) -> pa.Table:
     The summary has one row for the examples, one for the number of classes per client, and one for each class, with
     mean, quantiles and the number of clients without any.
     """
-    n_classes = data.n_classes if has_classes(data) else 0
-    if data.n_clients <= MOST_ROWS and data.n_clients * n_classes <= MOST_CELLS:
+    if in_full(data):
         columns = {"client": np.arange(data.n_clients), "examples": data.examples}
         if has_classes(data):
             columns |= {f"class_{label}": counts for label, counts in enumerate(class_counts(data).T)}
@@ -92,45 +65,10 @@ def partition_table(data: Dataset) -> pa.Table:
     if has_classes(data):
         clients, labels = data.owners, data.train.labels[data.order]
         rows.append(_summary("classes", classes_held(data)))
-        for label in range(n_classes):
+        for label in range(data.n_classes):
             counts = np.bincount(clients[labels == label], minlength=data.n_clients)
             rows.append(_summary(f"class_{label}", counts))
     return pa.Table.from_pylist(rows)
-
-
-def partition_counts(data: Dataset) -> PartitionCounts:
-    """Return what the figure of the data shows."""
-    if has_classes(data):
-        if data.n_clients <= MOST_ROWS and data.n_clients * data.n_classes <= MOST_CELLS:
-            return PartitionCounts(data.name, data.examples, "classes", class_counts(data))
-        return PartitionCounts(data.name, data.examples, "classes held", classes_held(data))
-    if isinstance(data, Interactions):
-        popularity = np.bincount(data.items, minlength=data.n_items)
-        return PartitionCounts(data.name, data.examples, "items", popularity)
-    if isinstance(data, Samples) and data.targets == "numbers":
-        values = np.split(data.train.labels[data.order, 0], data.indptr[1:-1])
-        if data.n_clients <= MOST_BARS:
-            return PartitionCounts(data.name, data.examples, "numbers", values)
-        means = np.array([float(each.mean()) for each in values if len(each)])
-        return PartitionCounts(data.name, data.examples, "means", means)
-    return PartitionCounts(data.name, data.examples, None, no_values())
-
-
-def has_classes(data: Dataset) -> TypeGuard[Samples]:
-    """Return whether the data has samples of classes; tokens and numbers are shown by the sizes of the clients."""
-    return isinstance(data, Samples) and data.targets == "classes"
-
-
-def class_counts(data: Samples) -> IntArray:
-    """Return the number of samples of each class per client, [U, classes]."""
-    cells = data.owners * data.n_classes + data.train.labels[data.order]
-    return np.bincount(cells, minlength=data.n_clients * data.n_classes).reshape(data.n_clients, data.n_classes)
-
-
-def classes_held(data: Samples) -> IntArray:
-    """Return the number of different classes per client, [U], in memory proportional to the samples."""
-    cells = np.unique(data.owners * data.n_classes + data.train.labels[data.order])
-    return np.bincount(cells // data.n_classes, minlength=data.n_clients)
 
 
 def _summary(measure: str, values: IntArray) -> dict[str, str | float | int]:

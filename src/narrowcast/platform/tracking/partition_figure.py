@@ -14,7 +14,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from narrowcast.platform.tracking.figures import BLUE, add_panels, as_png, empty_figure, log_axis, new_figure
-from narrowcast.platform.tracking.partition import MOST_BARS, PartitionCounts
+from narrowcast.platform.tracking.partition_counts import MOST_BARS, PartitionCounts
 from narrowcast.platform.types import FloatArray, IntArray
 
 _MOST_COLOURS, _MOST_BINS = 20, 40
