@@ -19,7 +19,7 @@ def test_no_measurement_is_missing_and_shares_are_in_percent(tmp_path: Path) -> 
     target = targets()["rating-baselines"]
     table = target.table()
     assert isinstance(table, MeasuredTable)
-    rows = table.rows([target.results], tmp_path, 1, 0)
+    rows = table.rows(target.results, tmp_path, 1, 0)
     assert list(baseline_runs.measure_missing(tmp_path / "none.csv", rows)) == []
     found = {each.what: each for each in table.finish(rows, tmp_path / "table")[0]}
     assert found["ml-1m, items, popularity, hr@10"].ours == "45.20 ± 0.00"

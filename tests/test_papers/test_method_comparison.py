@@ -7,20 +7,21 @@ from pathlib import Path
 import pytest
 
 from narrowcast.studies.results import Rows
+from narrowcast.studies.tuning import TUNING_SEED
 from narrowcast_papers.narrow_links.table import (
     FEDAVG,
     FULL,
     NARROW_LINKS,
     SERVER_OPTIMIZERS,
     TEST_SEEDS,
-    TRIES,
-    TUNING_SEED,
     Cell,
     Comparison,
     judge_methods,
     plot_methods,
 )
 from papers import plan
+
+TRIES = 6
 
 NARROW = NARROW_LINKS.codecs[-1]
 
@@ -33,10 +34,10 @@ def row(metric: str, accuracy: float, share: float = 1.0) -> dict[str, object]:
 def rows_of(cell: Cell, best: int, *accuracies: float, share: float = 1.0) -> Rows:
     """Return the rows of a cell whose try number `best` is the best on validation samples."""
     found = Rows()
-    for place in TRIES:
+    for place, value in enumerate(cell.grid):
         reached = 0.9 if place == best else 0.8
-        found[cell.tuning(place), TUNING_SEED] = row("validation.accuracy", reached)
-    tried = [found[cell.tuning(place), TUNING_SEED] for place in TRIES]
+        found[cell.tuning(value), TUNING_SEED] = row("validation.accuracy", reached)
+    tried = [found[cell.tuning(value), TUNING_SEED] for value in cell.grid]
     for seed, accuracy in enumerate(accuracies):
         found[cell.test(tried), seed] = row("test.accuracy", accuracy / 100, share)
     return found
@@ -45,7 +46,7 @@ def rows_of(cell: Cell, best: int, *accuracies: float, share: float = 1.0) -> Ro
 @pytest.mark.parametrize("comparison", [NARROW_LINKS, SERVER_OPTIMIZERS], ids=lambda each: each.name)
 def test_every_cell_has_as_many_tries_on_a_seed_of_its_own(comparison: Comparison) -> None:
     planned = list(plan(comparison.name)(Rows()))
-    assert len(planned) == len(comparison.cells) * len(TRIES) == len({each.spec.label for each in planned})
+    assert len(planned) == len(comparison.cells) * TRIES == len({each.spec.label for each in planned})
     assert {each.seed for each in planned} == {TUNING_SEED}
     assert not any(each.test for each in planned)
 
@@ -60,7 +61,7 @@ def test_every_cell_has_as_many_tries_on_a_seed_of_its_own(comparison: Compariso
 def test_every_method_is_an_experiment_of_its_model_with_as_many_rounds(comparison: Comparison) -> None:
     data = None
     for cell in comparison.cells:
-        experiment = cell.tuning(0).configured(TUNING_SEED, "x")
+        experiment = cell.tuning(cell.grid[0]).configured(TUNING_SEED, "x")
         assert experiment.rounds == comparison.rounds
         assert experiment.data.seed == TUNING_SEED  # type: ignore[attr-defined]
         data = experiment.data.load() if data is None else data

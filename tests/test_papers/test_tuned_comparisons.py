@@ -86,13 +86,14 @@ def test_fedprox_and_fedavg_have_equal_tries_and_the_same_stragglers(tmp_path: P
     assert len({len(StragglerCell(data, 90, method).grid) for data in ("iid", "1") for method in TUNED}) == 1
     for share, methods in (("dropped", [TUNED_FEDAVG]), ("kept", [TUNED_PARTIAL, FEDPROX])):
         assert tries[f"fedprox-synthetic-1-90-{share}"] == {
-            (StragglerCell("1", 90, method).tuning(place).label, seed)
-            for method in methods
-            for place in range(5)
+            (cell.tuning(value).label, seed)
+            for cell in (StragglerCell("1", 90, method) for method in methods)
+            for value in cell.grid
             for seed in (100, 101, 102)
         }
-    kept = StragglerCell("1", 90, FEDPROX).tuning(2)
-    dropped = StragglerCell("1", 90, FEDAVG).tuning(0)
+    kept, dropped = (
+        cell.tuning(cell.grid[0]) for cell in (StragglerCell("1", 90, FEDPROX), StragglerCell("1", 90, FEDAVG))
+    )
     algorithms = [spec.configured(0, "x").algorithm.model_dump() for spec in (kept, dropped)]
     differ = {name for name in algorithms[0] if algorithms[0][name] != algorithms[1][name]}
     assert differ == {"mu", "drop_partial"}
@@ -196,7 +197,7 @@ def test_slices_have_equal_tries_bits_and_work(tmp_path: Path) -> None:
     assert said["FedRolex, a rolling window"].verdict.endswith("20 s a round")
     sizes = []
     for cell in heterofl_mnist.CELLS[:3]:
-        each = cell.tuning(0).configured(0, "run")
+        each = cell.tuning(cell.grid[0]).configured(0, "run")
         algorithm, everybody = each.algorithm, np.arange(20)
         task = each.task(each.data_source.load())
         broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays

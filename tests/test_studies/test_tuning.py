@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import RunSpec, best_place
-from narrowcast.studies.tuning import Choice, chosen, mean_result, tried, tuning_verdict
+from narrowcast.studies.spec import RunSpec
+from narrowcast.studies.tuning import Choice, TunedCell, chosen, mean_result, tried, tuning_verdict
 
 RATES = (0.1, 0.2, 0.3)
 
 
 @dataclass(frozen=True)
-class Cell:
-    def tuning(self, rate: float) -> RunSpec:
-        return RunSpec(f"tuning-{rate:g}", "fedavg-digits", first_seed=100)
+class Cell(TunedCell[float]):
+    @property
+    def grid(self) -> Sequence[float]:
+        return RATES
 
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        return RunSpec(f"test-{RATES[best_place(tried)]:g}", "fedavg-digits")
+    def spec(self, value: float, part: str) -> RunSpec:
+        return RunSpec(f"{part or 'test'}-{value:g}", "fedavg-digits")
 
 
 def _rows(by_rate: Mapping[float, Sequence[float | None]]) -> Rows:
@@ -36,17 +36,17 @@ def _rows(by_rate: Mapping[float, Sequence[float | None]]) -> Rows:
 
 def test_the_choice_of_three_seeds_is_that_of_their_mean_and_of_one_seed_its_own() -> None:
     rows = _rows({0.1: (0.9, 0.1, 0.2), 0.2: (0.5, 0.5, 0.5), 0.3: (0.4, 0.6, 0.2)})
-    one, three = chosen(rows, Cell(), RATES), chosen(rows, Cell(), RATES, 3)
+    one, three = chosen(rows, Cell()), chosen(rows, Cell(), 3)
     assert one is not None and three is not None
     assert (one.label, three.label) == ("test-0.1", "test-0.2")
-    assert tried(rows, Cell(), RATES)[0] is rows[Cell().tuning(0.1), 100], "its own result, unchanged"
-    assert tried(rows, Cell(), RATES, 3)[0]["rounds"] == 20
-    assert tried(rows, Cell(), RATES, 4) == [], "one of the seeds is not finished"
+    assert tried(rows, Cell())[0] is rows[Cell().tuning(0.1), 100], "its own result, unchanged"
+    assert tried(rows, Cell(), 3)[0]["rounds"] == 20
+    assert tried(rows, Cell(), 4) == [], "one of the seeds is not finished"
 
 
 def test_a_setting_that_fails_with_one_seed_is_not_chosen() -> None:
     rows = _rows({0.1: (0.9, None, 0.9), 0.2: (0.3, 0.3, 0.3), 0.3: (0.2, 0.2, 0.2)})
-    three = chosen(rows, Cell(), RATES, 3)
+    three = chosen(rows, Cell(), 3)
     assert three is not None
     assert three.label == "test-0.2"
     assert mean_result([{"rounds": 1, "final": {}}] * 2)["final"] == {}

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from narrowcast.platform.tracking.figures import BLUE, new_figure
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import RunSpec, best_place, slug
+from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import cells_plan, tested_so_far
+from narrowcast.studies.tuning import TunedCell, cells_plan, tested_so_far
 from narrowcast.studies.verdicts import PaperVerdict, Runs, accuracies, compared_with_first
 
 STUDY = "fedma-bias"
 TEST_SEEDS = 5
-TUNING_SEED = 100
 RATES = (0.003, 0.01, 0.03)
 LAYERS, PASSES, EPOCHS = 4, 2, 3
 METHODS: Mapping[str, tuple[int, str, str]] = {
@@ -35,34 +33,31 @@ METHODS: Mapping[str, tuple[int, str, str]] = {
 
 
 @dataclass(frozen=True)
-class BiasCell:
+class BiasCell(TunedCell[float]):
     """A method of `METHODS`."""
 
     method: str
 
-    def tuning(self, rate: float) -> RunSpec:
-        """Return the run on validation samples at a rate."""
-        return self._spec(rate, "-tuning")
+    @property
+    def grid(self) -> Sequence[float]:
+        """The values that are tried."""
+        return RATES
 
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test samples at the best rate, from the results in the order of the rates."""
-        return self._spec(RATES[best_place(tried)], "")
-
-    def _spec(self, rate: float, part: str) -> RunSpec:
+    def spec(self, value: float, part: str) -> RunSpec:
+        """Return the run at a rate."""
         clients, data, algorithm = METHODS[self.method]
         return RunSpec(
-            f"{STUDY}-{slug(self.method)}{part}-rate-{rate:g}",
+            f"{STUDY}-{slug(self.method)}{part}-rate-{value:g}",
             "fedavg-digits",
             (
                 "data={kind: narrowcast_papers.fedma.grey_images:GreyImages, path: cifar10-jpeg-12k, "
                 f"clients: {clients}{data}}}",
                 "model={kind: cnn, channels: [8, 16], hidden: 64}",
                 f"algorithm={{{algorithm}}}",
-                f"training={{learning_rate: {rate:g}, momentum: 0.9, batch_size: 32, epochs: {EPOCHS}}}",
+                f"training={{learning_rate: {value:g}, momentum: 0.9, batch_size: 32, epochs: {EPOCHS}}}",
                 *(f"clients_per_round={clients}", "chunk_size=2", "checkpoint_seconds=100000"),
                 *(f"rounds={PASSES * LAYERS}", f"evaluate_every={LAYERS}", f"checkpoint_every={LAYERS}"),
             ),
-            first_seed=TUNING_SEED if part else 0,
             data_seed=True,
             curve=True,
         )
@@ -73,7 +68,7 @@ CELLS = tuple(map(BiasCell, METHODS))
 
 def bias_runs(rows: Rows) -> dict[str, Runs]:
     """Return the test runs of each method, of the seeds that all have."""
-    found = zip(METHODS, tested_so_far(rows, CELLS, RATES, TEST_SEEDS), strict=True)
+    found = zip(METHODS, tested_so_far(rows, CELLS, TEST_SEEDS), strict=True)
     return {method: runs for method, runs in found if runs}
 
 
@@ -95,4 +90,4 @@ def plot_bias(rows: Rows, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-BIAS = StudyTable({STUDY: cells_plan(STUDY, CELLS, RATES, TEST_SEEDS)}, judge_bias, plot_bias)
+BIAS = StudyTable({STUDY: cells_plan(STUDY, CELLS, TEST_SEEDS)}, judge_bias, plot_bias)

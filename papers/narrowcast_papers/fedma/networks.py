@@ -13,20 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import ACCURACY, RunSpec, best_place, slug
+from narrowcast.studies.spec import ACCURACY, RunSpec, slug
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import cells_plan, in_turn, tested_so_far
+from narrowcast.studies.tuning import TunedCell, cells_plan, in_turn, tested_so_far
 from narrowcast.studies.verdicts import PaperVerdict, Runs, accuracies, compared_with_first, megabytes
 
 TEST_SEEDS = 5
-TUNING_SEED = 100
 RATES = (0.01, 0.03, 0.1)
 MORE, FEWER, ENSEMBLE = "FedMA, more units", "FedMA, fewer units", "ensemble"
 METHODS: Mapping[str, str] = {
@@ -67,21 +65,19 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class NetworkCell:
+class NetworkCell(TunedCell[float]):
     """A method of `METHODS` in a setting."""
 
     setting: Setting
     method: str
 
-    def tuning(self, rate: float) -> RunSpec:
-        """Return the run on validation samples at a rate, with as many passes as the tests."""
-        return self._spec(rate, "-tuning")
+    @property
+    def grid(self) -> Sequence[float]:
+        """The values that are tried."""
+        return self.setting.rates
 
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test samples at the best rate, from the results in the order of the rates."""
-        return self._spec(self.setting.rates[best_place(tried)], "")
-
-    def _spec(self, rate: float, part: str) -> RunSpec:
+    def spec(self, value: float, part: str) -> RunSpec:
+        """Return the run at a rate, with as many passes for tuning as for tests."""
         setting, alone = self.setting, self.method == ENSEMBLE
         algorithm, epochs, rounds = METHODS[self.method], setting.epochs, setting.passes * setting.layers
         if algorithm == METHODS[MORE]:
@@ -90,18 +86,17 @@ class NetworkCell:
             epochs, rounds = epochs * setting.layers, 1
         measured = min(rounds, setting.layers)
         return RunSpec(
-            f"{setting.name}-{slug(self.method)}{part}-rate-{rate:g}",
+            f"{setting.name}-{slug(self.method)}{part}-rate-{value:g}",
             "fedavg-digits",
             (
                 f"data={{{setting.data}, clients: {setting.clients}}}",
                 f"model={{{setting.model}}}",
                 f"algorithm={{{algorithm}}}",
-                f"training={{learning_rate: {rate:g}, momentum: 0.9, batch_size: 32, epochs: {epochs}}}",
+                f"training={{learning_rate: {value:g}, momentum: 0.9, batch_size: 32, epochs: {epochs}}}",
                 *(f"clients_per_round={setting.clients}", f"chunk_size={setting.clients}", f"rounds={rounds}"),
                 *(f"evaluate_every={measured}", f"checkpoint_every={measured}", "checkpoint_seconds=100000"),
             ),
             measure="narrowcast_papers.fedma.ensemble:ensemble_of_clients" if alone else ACCURACY,
-            first_seed=TUNING_SEED if part else 0,
             data_seed=True,
             curve=not alone,
         )
@@ -163,7 +158,7 @@ STUDIES: Mapping[str, tuple[Setting, ...]] = {
 
 def network_runs(rows: Rows, setting: Setting) -> dict[str, list[Runs]]:
     """Return the results of each method by seed after 1, 2, ... passes, of the seeds that all methods have."""
-    every = tested_so_far(rows, setting.cells, setting.rates, TEST_SEEDS)
+    every = tested_so_far(rows, setting.cells, TEST_SEEDS)
     curves = {
         cell.method: [[run] for run in runs] if cell.method == ENSEMBLE else [run["curve"] for run in runs]
         for cell, runs in zip(setting.cells, every, strict=True)
@@ -227,7 +222,7 @@ def plot_networks(settings: Sequence[Setting], rows: Rows, path: Path) -> None:
 def _networks(name: str) -> StudyTable:
     settings = STUDIES[name]
     return StudyTable(
-        {name: in_turn([cells_plan(name, each.cells, each.rates, TEST_SEEDS) for each in settings])},
+        {name: in_turn([cells_plan(name, each.cells, TEST_SEEDS) for each in settings])},
         lambda rows: judge_networks(settings, rows),
         lambda rows, path: plot_networks(settings, rows, path),
     )

@@ -11,13 +11,14 @@ from typing import Any
 
 from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN
 from narrowcast.studies.spec import RunSpec
-from narrowcast_papers.fedmavg.items import STUDY, TUNING_SEED
+from narrowcast.studies.tuning import TunedCell
+from narrowcast_papers.fedmavg.items import STUDY
 
 RATINGS = "ratings: {set: ml-latest-small, validation_share: 0.1}"
 
 
 @dataclass(frozen=True)
-class CentralCell:
+class CentralCell(TunedCell[float]):
     """A solver of all ratings; the solver's field is tried at each of the values."""
 
     name: str
@@ -27,22 +28,20 @@ class CentralCell:
     values: tuple[float, ...]
     iterations: int
 
-    def tuning(self, value: float) -> RunSpec:
-        """Return the solve measured on validation ratings at a value."""
-        return self._spec(value, "-tuning")
+    @property
+    def grid(self) -> Sequence[float]:
+        """The values that are tried."""
+        return self.values
 
-    def best(self, tried: Sequence[Mapping[str, Any]]) -> float:
+    def best(self, results: Sequence[Mapping[str, Any]]) -> float:
         """Return the best value, from the results in the order of `values`."""
-        reached = [result["final"]["validation.rmse"] for result in tried]
+        reached = [result["final"]["validation.rmse"] for result in results]
         return self.values[reached.index(min(reached))]
 
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the solve measured on test ratings at the best value."""
-        return self._spec(self.best(tried), "")
-
-    def _spec(self, value: float, tuning: str) -> RunSpec:
+    def spec(self, value: float, part: str) -> RunSpec:
+        """Return the solve with the field at a value."""
         return RunSpec(
-            f"{STUDY}-{self.label}-{value:g}{tuning}",
+            f"{STUDY}-{self.label}-{value:g}{part}",
             "completion-ill-conditioned",
             (
                 f"problem={{kind: rating_completion, {self.problem}}}",
@@ -52,7 +51,6 @@ class CentralCell:
                 "tolerance=null",
                 "targets={}",
             ),
-            first_seed=TUNING_SEED if tuning else 0,
             memory_gib=0.3,
         )
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.studies.spec import RunSpec
+from narrowcast.studies.tuning import TunedCell
 
 STUDY = "fedmavg-items"
 TEST_SEEDS = 5
-TUNING_SEED = 100
 DECAYS = (0.3, 1.0, 2.0, 4.0)
 USERS, ROUNDS = 610, 50
 _QUANTISED = "[{kind: quantise, levels: 127, scale: max}, entropy]"
@@ -31,7 +31,7 @@ SENDERS, UPLOADS, LINKS, STEPS = "senders", "uploads", "links", "steps"
 
 
 @dataclass(frozen=True)
-class ItemCell:
+class ItemCell(TunedCell[float]):
     """One setting: its part of the study, its name, and its overrides; some settings have other numbers of rounds."""
 
     part: str
@@ -42,29 +42,27 @@ class ItemCell:
     steps: int = 0
     clients: int = USERS
 
-    def tuning(self, decay: float) -> RunSpec:
-        """Return the run on validation ratings at a weight decay."""
-        return self._spec(decay, "-tuning")
+    @property
+    def grid(self) -> Sequence[float]:
+        """The values that are tried."""
+        return DECAYS
 
-    def best(self, tried: Sequence[Mapping[str, Any]]) -> float:
+    def best(self, results: Sequence[Mapping[str, Any]]) -> float:
         """Return the best weight decay, from the results in the order of `DECAYS`."""
-        reached = [result["final"].get("validation.rmse", float("inf")) for result in tried]
+        reached = [result["final"].get("validation.rmse", float("inf")) for result in results]
         return DECAYS[reached.index(min(reached))]
 
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test ratings at the best weight decay."""
-        return self._spec(self.best(tried), "")
-
-    def _spec(self, decay: float, tuning: str) -> RunSpec:
+    def spec(self, value: float, part: str) -> RunSpec:
+        """Return the run at a weight decay."""
         data = f"kind: explicit_ratings, set: ml-latest-small, validation_share: 0.1, clients: {self.clients}"
         return RunSpec(
-            f"{STUDY}-{re.sub(r'[ =,]+', '-', self.name)}-{decay:g}{tuning}",
+            f"{STUDY}-{re.sub(r'[ =,]+', '-', self.name)}-{value:g}{part}",
             "fedavg-digits",
             (
                 f"data={{{data}}}",
                 "model={kind: masked_factorisation, rank: 10}",
                 f"algorithm={{kind: fedmavg{self.algorithm}}}",
-                f"training={{kind: alternating_gradient, weight_decay: {decay:g}, w_steps: {self.steps}}}",
+                f"training={{kind: alternating_gradient, weight_decay: {value:g}, w_steps: {self.steps}}}",
                 f"clients_per_round={USERS}",
                 "sampling=uniform",
                 "chunk_size=64",
@@ -74,7 +72,6 @@ class ItemCell:
                 "checkpoint_seconds=100000",
                 *self.others,
             ),
-            first_seed=TUNING_SEED if tuning else 0,
             data_seed=True,
             memory_gib=0.3,
         )

@@ -19,7 +19,7 @@ from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import cells_plan, finished, in_turn, tried, untuned_plan
 from narrowcast.studies.verdicts import PaperVerdict, describe, mean_and_spread
 from narrowcast_papers.fedmavg import central, clustering, items
-from narrowcast_papers.fedmavg.items import CELLS, DECAYS, LINKS, SENDERS, STEPS, TEST_SEEDS, UPLOADS, USERS, ItemCell
+from narrowcast_papers.fedmavg.items import CELLS, LINKS, SENDERS, STEPS, TEST_SEEDS, UPLOADS, USERS, ItemCell
 
 MARGIN = 0.005
 """Errors of held-out ratings within this are level, in stars."""
@@ -58,7 +58,7 @@ def item_runs(rows: Rows) -> dict[ItemCell, ItemRuns]:
     """Return the cells whose runs are all finished."""
     found = {}
     for cell in CELLS:
-        results = tried(rows, cell, DECAYS)
+        results = tried(rows, cell)
         if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
             found[cell] = ItemRuns(cell.best(results), runs)
     return found
@@ -68,7 +68,7 @@ def central_runs(rows: Rows) -> dict[str, ItemRuns]:
     """Return the central solves by name, of those that are all finished."""
     found = {}
     for cell in central.CENTRAL:
-        results = tried(rows, cell, cell.values)
+        results = tried(rows, cell)
         if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
             found[cell.name] = ItemRuns(cell.best(results), runs)
     return found
@@ -192,8 +192,8 @@ ITEMS = StudyTable(
         items.STUDY: in_turn(
             [
                 untuned_plan(items.STUDY, [cell.run for cell in central.BASELINES], TEST_SEEDS),
-                *(cells_plan(items.STUDY, (cell,), cell.values, TEST_SEEDS) for cell in central.CENTRAL),
-                cells_plan(items.STUDY, CELLS, DECAYS, TEST_SEEDS),
+                *(cells_plan(items.STUDY, (cell,), TEST_SEEDS) for cell in central.CENTRAL),
+                cells_plan(items.STUDY, CELLS, TEST_SEEDS),
             ]
         )
     },

@@ -23,16 +23,15 @@ from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, VER
 from narrowcast.runs.significance import COMPARABLE_SEEDS, MeanTest, compare_paired, holm
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import RunSpec, best_place
+from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import Choice, cells_plan, finished, in_turn, tried, tuning_verdict
+from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished, in_turn, tried, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, describe_order, mean_and_spread
 
 ROUNDS = 50
 TEST_SEEDS = 5
-TUNING_SEED, TUNING_SEEDS = 100, COMPARABLE_SEEDS
+TUNING_SEEDS = COMPARABLE_SEEDS
 RATE = 0.01
-TRIES = range(5)
 DATA = ("iid", "0", "0.5", "1")
 """Synthetic data without heterogeneity, and with this alpha and beta."""
 STRAGGLERS = (0, 50, 90)
@@ -45,20 +44,12 @@ _MUS, _IID_MUS = (0.5, 1.0, 3.0, 10.0, 30.0), (0.0, 0.001, 0.01, 0.1, 0.5)
 
 
 @dataclass(frozen=True)
-class StragglerCell:
+class StragglerCell(TunedCell[float]):
     """A method on a data set of `DATA`, with a percentage of stragglers."""
 
     data: str
     stragglers: int
     method: str
-
-    def tuning(self, place: int) -> RunSpec:
-        """Return the run on validation samples at a place of the grid; a method without a grid has a single one."""
-        return self._spec(self.grid[place % len(self.grid)], "-tuning")
-
-    def best(self, tried: Sequence[Mapping[str, Any]]) -> float:
-        """Return the best value of the grid, from the results in its order."""
-        return self.grid[best_place(tried[: len(self.grid)])]
 
     def choice(self, tried: Sequence[Mapping[str, Any]]) -> Choice | None:
         """Return what was chosen from the grid, None of a method without one; neither value is below 0."""
@@ -72,10 +63,6 @@ class StragglerCell:
         """The cell in words."""
         return f"{set_name(self.data)}, {self.stragglers} % stragglers: {self.method}"
 
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test samples at the best value of the grid."""
-        return self._spec(self.best(tried), "")
-
     @property
     def grid(self) -> tuple[float, ...]:
         """The learning rates that are tried, and of FedProx the values of mu."""
@@ -86,14 +73,15 @@ class StragglerCell:
             return _IID_MUS if iid else _MUS
         return _IID_RATES if iid else _RATES
 
-    def _spec(self, value: float, tuning: str) -> RunSpec:
+    def spec(self, value: float, part: str) -> RunSpec:
+        """Return the run at a value of the grid."""
         mu, rate = (value, RATE) if self.method == FEDPROX else (0.0, value)
         drop = self.method in (FEDAVG, TUNED_FEDAVG)
         spread = "iid: true" if self.data == "iid" else f"alpha: {self.data}, beta: {self.data}"
         fields = f"mu: {mu:g}, partial_share: {self.stragglers / 100:g}, partial_draw: number"
         kept = "dropped" if drop else "kept"
         return RunSpec(
-            f"fedprox-synthetic-{self.data}-{self.stragglers}-{kept}-mu-{mu:g}-rate-{rate:g}{tuning}",
+            f"fedprox-synthetic-{self.data}-{self.stragglers}-{kept}-mu-{mu:g}-rate-{rate:g}{part}",
             "fedavg-digits",
             (
                 f"rounds={ROUNDS}",
@@ -106,9 +94,8 @@ class StragglerCell:
                 f"algorithm={{kind: fedprox, {fields}, drop_partial: {str(drop).lower()}}}",
                 f"training={{learning_rate: {rate:g}, batch_size: 10, epochs: 20}}",
             ),
-            first_seed=TUNING_SEED if tuning else 0,
             memory_gib=0.05,
-            together=f"fedprox-synthetic-{self.data}{tuning}",
+            together=f"fedprox-synthetic-{self.data}{part}",
         )
 
 
@@ -150,7 +137,7 @@ def tested(rows: Rows) -> dict[StragglerCell, TestedCell]:
     """Return the finished cells."""
     found = {}
     for cell in (cell for several in cells_by_data().values() for cell in several):
-        results = tried(rows, cell, TRIES, TUNING_SEEDS)
+        results = tried(rows, cell, TUNING_SEEDS)
         if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
             found[cell] = TestedCell(cell.choice(results), accuracies(runs, "accuracy"))
     return found
@@ -241,10 +228,7 @@ def plot_fedprox(rows: Rows, path: Path) -> None:
 FEDPROX_TABLE = StudyTable(
     {
         "fedprox-synthetic": in_turn(
-            [
-                cells_plan("fedprox-synthetic", cells, TRIES, TEST_SEEDS, TUNING_SEEDS)
-                for cells in cells_by_data().values()
-            ]
+            [cells_plan("fedprox-synthetic", cells, TEST_SEEDS, TUNING_SEEDS) for cells in cells_by_data().values()]
         )
     },
     judge_fedprox,

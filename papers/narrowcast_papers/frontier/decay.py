@@ -19,10 +19,10 @@ from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import TEST_SEEDS, cells_plan, finished, tried
+from narrowcast.studies.tuning import TEST_SEEDS, TunedCell, cells_plan, finished, tried
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, against, mean_and_spread
 
-TUNING_SEED = 100
+Rates = tuple[float, float]
 _RATES = ((0.5, 1.0), (0.5, 2.0), (1.0, 1.0), (1.0, 2.0))
 RATES = {1000: _RATES, 3000: (*_RATES, (0.25, 1.0), (0.5, 0.5), (0.25, 0.5))}
 """Client and server rates tried for each number of rounds; with more rounds, smaller rates are better."""
@@ -38,32 +38,27 @@ _SHORT = dict(zip(CODECS, ("float32", "svd", "quantised", "eden"), strict=True))
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(TunedCell[Rates]):
     """A method with a decay of Q, for so many rounds."""
 
     codec: str
     item_decay: str
     rounds: int
 
-    def tuning(self, rates: tuple[float, float]) -> RunSpec:
-        """Return the run on validation users at a client and a server rate."""
-        client, server = rates
-        spec = self._spec(f"{self._label}-tuning-{client:g}-{server:g}", rates, ("data.validation=random",))
-        return RunSpec(spec.label, spec.experiment, spec.overrides, first_seed=TUNING_SEED)
-
-    def best_rates(self, tried: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-        """Return the rates of the best of the results, which are in the order of `RATES`."""
-        return RATES[self.rounds][best_place(tried, "validation.hr@10")]
-
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test users at the best of the rates tried."""
-        return self._spec(self._label, self.best_rates(tried), ())
-
     @property
-    def _label(self) -> str:
-        return f"decay-ml1m-{_SHORT[self.codec]}-{self.item_decay}-{self.rounds}"
+    def grid(self) -> tuple[Rates, ...]:
+        """Client and server rates."""
+        return RATES[self.rounds]
 
-    def _spec(self, label: str, rates: tuple[float, float], overrides: tuple[str, ...]) -> RunSpec:
+    def best(self, results: Sequence[Mapping[str, Any]]) -> Rates:
+        """Return the best rates on validation users, from the results in the order of the grid."""
+        return self.grid[best_place(results, "validation.hr@10")]
+
+    def spec(self, value: Rates, part: str) -> RunSpec:
+        """Return the run at a client and a server rate."""
+        label = f"decay-ml1m-{_SHORT[self.codec]}-{self.item_decay}-{self.rounds}"
+        tuning = (f"{label}{part}-{value[0]:g}-{value[1]:g}", ("data.validation=random",))
+        label, overrides = tuning if part else (label, ())
         codec = (f"algorithm.codec=[{CODECS[self.codec]}, entropy]",) if CODECS[self.codec] else ()
         return RunSpec(
             label,
@@ -76,8 +71,8 @@ class Cell:
                 "algorithm.rows=touched",
                 *codec,
                 f"training.item_weight_decay={self.item_decay}",
-                f"training.learning_rate={rates[0]:g}",
-                f"algorithm.server_learning_rate={rates[1]:g}",
+                f"training.learning_rate={value[0]:g}",
+                f"algorithm.server_learning_rate={value[1]:g}",
                 *overrides,
             ),
         )
@@ -124,10 +119,10 @@ def tested_cells(rows: Rows, rounds: int) -> list[TestedCell]:
     """Return the cells whose runs are all finished."""
     found = []
     for cell in cells(rounds):
-        results = tried(rows, cell, RATES[rounds])
+        results = tried(rows, cell)
         if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
             reached = max(100 * each["final"].get("validation.hr@10", 0.0) for each in results)
-            found.append(TestedCell(cell, cell.best_rates(results), reached, tuple(runs)))
+            found.append(TestedCell(cell, cell.best(results), reached, tuple(runs)))
     return found
 
 
@@ -177,7 +172,7 @@ def plot_decay(rows: Rows, path: Path) -> None:
 
 
 PLANS = {
-    "decay-ml1m": cells_plan("decay-ml1m", cells(1000), RATES[1000], TEST_SEEDS),
-    "decay-ml1m-3000": cells_plan("decay-ml1m-3000", cells(3000), RATES[3000], TEST_SEEDS),
+    "decay-ml1m": cells_plan("decay-ml1m", cells(1000), TEST_SEEDS),
+    "decay-ml1m-3000": cells_plan("decay-ml1m-3000", cells(3000), TEST_SEEDS),
 }
 DECAY = StudyTable(PLANS, judge_decay, plot_decay)

@@ -15,12 +15,10 @@ from narrowcast.studies.queue import Plan
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import TEST_SEEDS, cells_plan, tested
+from narrowcast.studies.tuning import TEST_SEEDS, TunedCell, cells_plan, tested
 from narrowcast.studies.verdicts import PaperVerdict, compared_with_first
 from narrowcast_papers.frontier import decay
 from narrowcast_papers.frontier.tuning_study import read_tuning_study
-
-TUNING_SEED = 100
 
 
 @dataclass(frozen=True)
@@ -50,27 +48,25 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class TrafficCell:
+class TrafficCell(TunedCell[float]):
     """A way up and a way down."""
 
     of: Traffic
     uplink: str
     downlink: str
 
-    def tuning(self, rate: float) -> RunSpec:
-        """Return the run on validation users at a rate of the server."""
-        return self._spec(f"{self._label}-tuning-{rate:g}", rate, self.of.tuning, TUNING_SEED)
-
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test users at the best of the rates tried; the results are in the order of the rates."""
-        rate = self.of.rates[best_place(tried, f"validation.{self.of.metric}")]
-        return self._spec(self._label, rate, (), 0)
-
     @property
-    def _label(self) -> str:
-        return f"{self.of.name}-{self.uplink}-{self.downlink}"
+    def grid(self) -> tuple[float, ...]:
+        """Rates of the server."""
+        return self.of.rates
 
-    def _spec(self, label: str, rate: float, overrides: tuple[str, ...], first_seed: int) -> RunSpec:
+    def best(self, results: Sequence[Mapping[str, Any]]) -> float:
+        """Return the best rate, from the results in the order of the grid."""
+        return self.grid[best_place(results, f"validation.{self.of.metric}")]
+
+    def spec(self, value: float, part: str) -> RunSpec:
+        """Return the run at a rate of the server."""
+        label = f"{self.of.name}-{self.uplink}-{self.downlink}" + (f"{part}-{value:g}" if part else "")
         codec, download = self.of.uplinks[self.uplink], self.of.downlinks[self.downlink]
         return RunSpec(
             label,
@@ -79,10 +75,9 @@ class TrafficCell:
                 *self.of.overrides,
                 *([f"algorithm.codec=[{codec}, entropy]"] if codec else []),
                 *([f"algorithm.download={download}"] if download else []),
-                f"algorithm.server_learning_rate={rate:g}",
-                *overrides,
+                f"algorithm.server_learning_rate={value:g}",
+                *(self.of.tuning if part else ()),
             ),
-            first_seed=first_seed,
             data_seed=self.of.data_seed,
         )
 
@@ -150,7 +145,7 @@ MNIST = Traffic(
 
 
 def _plan(traffic: Traffic) -> Plan:
-    return cells_plan(traffic.name, list(traffic.cells.values()), traffic.rates, TEST_SEEDS)
+    return cells_plan(traffic.name, list(traffic.cells.values()), TEST_SEEDS)
 
 
 def _total(traffic: Traffic, reference: decay.Cell | None = None) -> StudyTable:
@@ -158,9 +153,7 @@ def _total(traffic: Traffic, reference: decay.Cell | None = None) -> StudyTable:
     known = {} if reference is None else {reference.codec: reference}
 
     def judge(rows: Rows) -> list[PaperVerdict]:
-        runs = tested(rows, known, decay.RATES[3000], TEST_SEEDS) | tested(
-            rows, traffic.cells, traffic.rates, TEST_SEEDS
-        )
+        runs = tested(rows, {**known, **traffic.cells}, TEST_SEEDS)
         return compared_with_first(runs, traffic.metric, read_tuning_study(traffic.dense_from).dense_bits)
 
     others = {"decay-ml1m-3000": decay.PLANS["decay-ml1m-3000"]} if known else {}

@@ -11,25 +11,23 @@ seed that is not a test seed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from matplotlib import colormaps
 
 from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import RunSpec, best_place, slug
+from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import cells_plan, tested
+from narrowcast.studies.tuning import TunedCell, cells_plan, tested
 from narrowcast.studies.verdicts import PaperVerdict, Runs, accuracies, compared_with_first, megabytes
 
 STUDY = "heterofl-mnist"
 TEST_SEEDS = 5
-TUNING_SEED = 100
 ROUNDS = 20
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """The levels a to e of HeteroFL."""
@@ -54,7 +52,6 @@ METHODS: Mapping[str, tuple[str, tuple[str, str], int]] = {
     "FedAvg, two rounds": (_FEDAVG, _WEIGHTS, 2),
 }
 """The fields of each method, the values that are tried in the place of $, and the rounds."""
-TRIES = range(len(RATES) * 2)
 _TIERS = ", ".join(
     f"{{name: x{width:g}, share: 1, uplink_mbit_per_second: {width:g}, downlink_mbit_per_second: {4 * width:g}, "
     f"compute_speed: {width:g}}}"
@@ -63,23 +60,21 @@ _TIERS = ", ".join(
 
 
 @dataclass(frozen=True)
-class SliceCell:
+class SliceCell(TunedCell[tuple[str, float]]):
     """A method of `METHODS`."""
 
     method: str
 
-    def tuning(self, place: int) -> RunSpec:
-        """Return the run on validation samples at a place of the grid."""
-        return self._spec(place, "-tuning")
+    @property
+    def grid(self) -> tuple[tuple[str, float], ...]:
+        """The method's own field and the client rates."""
+        return tuple(product(METHODS[self.method][1], RATES))
 
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test samples at the best place of the grid, from the results in its order."""
-        return self._spec(best_place(tried), "")
-
-    def _spec(self, place: int, tuning: str) -> RunSpec:
-        fields, values, rounds = METHODS[self.method]
-        value, rate = tuple(product(values, RATES))[place]
-        group = f"{STUDY}-{slug(self.method)}-{value}{tuning}"
+    def spec(self, value: tuple[str, float], part: str) -> RunSpec:
+        """Return the run at a value of the method's own field and a rate."""
+        fields, _, rounds = METHODS[self.method]
+        own, rate = value
+        group = f"{STUDY}-{slug(self.method)}-{own}{part}"
         return RunSpec(
             f"{group}-rate-{rate:g}",
             "fedavg-digits",
@@ -89,10 +84,9 @@ class SliceCell:
                 "data={kind: mnist, clients: 20, partition: {kind: dirichlet, alpha: 0.5}}",
                 f"model={{kind: mlp, hidden: [{UNITS}]}}",
                 f"fleet={{kind: tiers, tiers: [{_TIERS}]}}",
-                f"algorithm={{{fields.replace('$', value)}}}",
+                f"algorithm={{{fields.replace('$', own)}}}",
                 f"training={{learning_rate: {rate:g}, batch_size: 32, epochs: 1}}",
             ),
-            first_seed=TUNING_SEED if tuning else 0,
             data_seed=True,
             memory_gib=0.5,
             together=group,
@@ -141,11 +135,11 @@ def _simulated_minutes(runs: Runs) -> float:
 
 
 def _runs(rows: Rows) -> dict[str, Runs]:
-    return tested(rows, {cell.method: cell for cell in CELLS}, TRIES, TEST_SEEDS)
+    return tested(rows, {cell.method: cell for cell in CELLS}, TEST_SEEDS)
 
 
 SLICES = StudyTable(
-    {STUDY: cells_plan(STUDY, CELLS, TRIES, TEST_SEEDS)},
+    {STUDY: cells_plan(STUDY, CELLS, TEST_SEEDS)},
     lambda rows: judge_slices(_runs(rows)),
     lambda rows, path: plot_slices(_runs(rows), path),
 )

@@ -6,7 +6,7 @@ with a seed that is not a test seed. SCAFFOLD's server derives the control varia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,13 +19,12 @@ from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.runs.significance import paired_interval
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import RunSpec, best_place, slug
+from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import cells_plan, finished, tried
+from narrowcast.studies.tuning import TunedCell, cells_plan, finished, tried
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, against, mean_and_spread
 
 TEST_SEEDS = 5
-TUNING_SEED = 100
 FEDAVG, FEDAVG_FAST = "FedAvg", "FedAvg-fast"
 METHODS: Mapping[str, tuple[str, tuple[float, float]]] = {
     FEDAVG: ("kind: fedavg, server_learning_rate: $", (0.5, 1.0)),
@@ -105,39 +104,30 @@ SERVER_OPTIMIZERS = Comparison(
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(TunedCell[tuple[float, float]]):
     """A method of a comparison through a codec of `CODECS`."""
 
     of: Comparison
     method: str
     codec: str
 
-    def tuning(self, place: int) -> RunSpec:
-        """Return the run on validation samples at a place of the grid."""
-        return self._spec(place, "-tuning")
+    @property
+    def grid(self) -> tuple[tuple[float, float], ...]:
+        """The client rates, and for each the two values of the method's own field."""
+        return tuple(product(self.of.rates, METHODS[self.method][1]))
 
-    def best(self, tried: Sequence[Mapping[str, Any]]) -> int:
-        """Return the best place of the grid, from the results in its order."""
-        return best_place(tried)
+    def settings(self, value: tuple[float, float]) -> str:
+        """Return a rate and the value of the method's own field in words."""
+        rate, own = value
+        return f"rate {rate:g}, {METHODS[self.method][0].rpartition(', ')[2].strip('}').replace('$', f'{own:g}')}"
 
-    def settings(self, place: int) -> str:
-        """Return the values at a place of the grid in words."""
-        rate, value = self._values(place)
-        return f"rate {rate:g}, {METHODS[self.method][0].rpartition(', ')[2].strip('}').replace('$', f'{value:g}')}"
-
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test samples at the best place of the grid."""
-        return self._spec(self.best(tried), "")
-
-    def _values(self, place: int) -> tuple[float, float]:
-        return tuple(product(self.of.rates, METHODS[self.method][1]))[place]
-
-    def _spec(self, place: int, tuning: str) -> RunSpec:
-        rate, value = self._values(place)
-        fields = METHODS[self.method][0].replace("$", f"{value:g}")
+    def spec(self, value: tuple[float, float], part: str) -> RunSpec:
+        """Return the run at a rate and a value of the method's own field."""
+        rate, own = value
+        fields = METHODS[self.method][0].replace("$", f"{own:g}")
         group = f"{self.of.name}-{slug(self.codec)}-{self.method}".lower()
         return RunSpec(
-            f"{group}-{value:g}-rate-{rate:g}{tuning}",
+            f"{group}-{own:g}-rate-{rate:g}{part}",
             "fedavg-digits",
             (
                 f"rounds={self.of.rounds}",
@@ -150,15 +140,10 @@ class Cell:
                 f"algorithm={{{fields}, codec: {CODECS[self.codec]}}}",
                 f"training={{learning_rate: {rate:g}, {self.of.training}}}",
             ),
-            first_seed=TUNING_SEED if tuning else 0,
             data_seed=True,
             memory_gib=0.2,
-            together=f"{group}{tuning}" if tuning else "",
+            together=f"{group}{part}" if part else "",
         )
-
-
-TRIES = range(6)
-"""The places of the grid: client rates, and for each the two values of the method's own field."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +169,7 @@ def tested_methods(comparison: Comparison, rows: Rows) -> dict[tuple[str, str], 
     """Return the cells whose runs are all finished, by codec and method."""
     found = {}
     for cell in comparison.cells:
-        results = tried(rows, cell, TRIES)
+        results = tried(rows, cell)
         if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
             found[cell.codec, cell.method] = TestedMethod(cell, cell.settings(cell.best(results)), tuple(runs))
     return found
@@ -243,7 +228,7 @@ def plot_methods(comparison: Comparison, rows: Rows, path: Path) -> None:
 
 def _methods(comparison: Comparison) -> StudyTable:
     return StudyTable(
-        {comparison.name: cells_plan(comparison.name, comparison.cells, TRIES, TEST_SEEDS)},
+        {comparison.name: cells_plan(comparison.name, comparison.cells, TEST_SEEDS)},
         lambda rows: judge_methods(comparison, rows),
         lambda rows, path: plot_methods(comparison, rows, path),
     )

@@ -22,11 +22,10 @@ from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import cells_plan, finished, tried
+from narrowcast.studies.tuning import TunedCell, cells_plan, finished, tried
 from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread
 
 TEST_SEEDS = 5
-TUNING_SEED = 100
 FASHION, SYNTHETIC = "fashion", "synthetic"
 ROUNDS = {FASHION: 100, SYNTHETIC: 1000}
 FEDAVG, AFL, QFFL = "FedAvg", "AFL", "q-FFL"
@@ -46,7 +45,7 @@ METHODS = {FASHION: (FEDAVG, AFL, QFFL), SYNTHETIC: tuple(f"q = {q:g}" for q in 
 
 
 @dataclass(frozen=True)
-class FairCell:
+class FairCell(TunedCell[tuple[float, float]]):
     """A method of `METHODS` on one of the two data sets."""
 
     data: str
@@ -62,29 +61,22 @@ class FairCell:
             return tuple((rate, 0.0) for rate in (0.001, *_COUPLED, 0.1, 0.3))
         return tuple(product(_COUPLED, own))
 
-    def tuning(self, place: int) -> RunSpec:
-        """Return the run on validation samples at a place of the grid."""
-        return self._spec(self.grid[place], "-tuning")
-
-    def best(self, tried: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    def best(self, results: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
         """Return the best pair of the grid, from the results in its order."""
         metric = "worst_10_percent" if self.data == FASHION else "mean"
-        return self.grid[best_place(tried, f"validation.accuracy.{metric}")]
+        return self.grid[best_place(results, f"validation.accuracy.{metric}")]
 
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test samples at the best pair of the grid."""
-        return self._spec(self.best(tried), "")
-
-    def _spec(self, pair: tuple[float, float], tuning: str) -> RunSpec:
+    def spec(self, value: tuple[float, float], part: str) -> RunSpec:
+        """Return the run at a pair of the grid."""
         data, cohort, batch = _SETTINGS[self.data]
-        rate, own = pair
+        rate, own = value
         algorithm = {
             FEDAVG: "fedavg",
             AFL: f"{{kind: afl, mixture_learning_rate: {own:g}}}",
         }.get(self.method, f"{{kind: qffl, q: {own:g}, weights: examples}}")
         name = self.method.replace(" ", "").replace("=", "")
         return RunSpec(
-            f"qffl-{self.data}-{name}-{rate:g}-{own:g}{tuning}",
+            f"qffl-{self.data}-{name}-{rate:g}-{own:g}{part}",
             "fedavg-digits",
             (
                 data,
@@ -98,10 +90,9 @@ class FairCell:
                 f"algorithm={algorithm}",
                 f"training={{learning_rate: {rate:g}, batch_size: {batch}, epochs: 1}}",
             ),
-            first_seed=TUNING_SEED if tuning else 0,
             data_seed=True,
             memory_gib=0.2,
-            together=f"qffl-{self.data}{tuning}",
+            together=f"qffl-{self.data}{part}",
         )
 
 
@@ -131,7 +122,7 @@ def fair_runs(data: str, rows: Rows) -> dict[FairCell, FairRuns]:
     """Return the cells of a data set whose runs are all finished; accuracies are in percent."""
     found = {}
     for cell in cells(data):
-        results = tried(rows, cell, range(len(cell.grid)))
+        results = tried(rows, cell)
         if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
             of_seeds = {
                 name: tuple(
@@ -205,7 +196,7 @@ def plot_fairness(data: str, rows: Rows, path: Path) -> None:
 def _fairness(data: str) -> StudyTable:
     name, of_data = f"qffl-{data}", cells(data)
     return StudyTable(
-        {name: cells_plan(name, of_data, range(len(of_data[0].grid)), TEST_SEEDS)},
+        {name: cells_plan(name, of_data, TEST_SEEDS)},
         lambda rows: judge_fairness(data, rows),
         lambda rows, path: plot_fairness(data, rows, path),
     )

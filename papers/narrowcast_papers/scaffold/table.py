@@ -25,13 +25,13 @@ from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import Choice, cells_plan, finished, tried, tuning_verdict
+from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished, tried, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread
 
 TARGET = 0.9
 MOST_ROUNDS = 300
 TEST_SEEDS = 10
-TUNING_SEED, TUNING_SEEDS = 100, COMPARABLE_SEEDS
+TUNING_SEEDS = COMPARABLE_SEEDS
 SIMILARITIES = (0, 10, 100)
 EPOCHS = (1, 5, 20)
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
@@ -41,25 +41,26 @@ SGD = "SGD"
 
 
 @dataclass(frozen=True)
-class SimilarityCell:
+class SimilarityCell(TunedCell[float]):
     """A method with its local epochs at a percentage of similar data; `SGD` takes one step with all of its data."""
 
     method: str
     epochs: int
     similarity: int
 
-    def tuning(self, rate: float) -> RunSpec:
-        """Return the run on validation samples at a step size."""
-        return self._spec(rate, "validation", "-tuning")
+    @property
+    def grid(self) -> Sequence[float]:
+        """The values that are tried."""
+        return RATES
 
-    def best(self, tried: Sequence[Mapping[str, Any]]) -> float:
+    def best(self, results: Sequence[Mapping[str, Any]]) -> float:
         """Return the step size with the fewest rounds, of these the most accurate one; results are means, as `RATES`.
 
         A run that does not reach the target has `MOST_ROUNDS`; a step size of which a run failed is the last choice.
         """
 
         def order(place: int) -> tuple[float, float]:
-            result = tried[place]
+            result = results[place]
             accuracy = result["final"].get("validation.accuracy")
             return (math.inf, 0.0) if accuracy is None else (result["rounds"], -accuracy)
 
@@ -69,20 +70,18 @@ class SimilarityCell:
         """Return what was chosen from the grid."""
         return Choice(f"{self.similarity} % similar: {self.what}", "step size", self.best(tried), RATES, TUNING_SEEDS)
 
-    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test samples at the best step size."""
-        return self._spec(self.best(tried), "test", "")
-
     @property
     def what(self) -> str:
         """The method in words."""
         return SGD if self.method == SGD else f"{self.method}, E = {self.epochs}"
 
-    def _spec(self, rate: float, split: str, tuning: str) -> RunSpec:
+    def spec(self, value: float, part: str) -> RunSpec:
+        """Return the run at a step size, which ends at the target on its own split."""
+        split = "validation" if part else "test"
         batch = "all" if self.method == SGD else 13
         partition = f"{{kind: similarity, share: {self.similarity / 100:g}}}"
         return RunSpec(
-            f"scaffold-similarity-{self.similarity}-{self.method}-{self.epochs}-{rate:g}{tuning}",
+            f"scaffold-similarity-{self.similarity}-{self.method}-{self.epochs}-{value:g}{part}",
             "fedavg-digits",
             (
                 f"rounds={MOST_ROUNDS}",
@@ -93,12 +92,11 @@ class SimilarityCell:
                 f"data={{kind: digits, clients: 20, partition: {partition}}}",
                 "model=softmax",
                 f"algorithm={METHODS.get(self.method, 'fedavg')}",
-                f"training={{learning_rate: {rate:g}, batch_size: {batch}, epochs: {self.epochs}}}",
+                f"training={{learning_rate: {value:g}, batch_size: {batch}, epochs: {self.epochs}}}",
             ),
-            first_seed=TUNING_SEED if tuning else 0,
             data_seed=True,
             memory_gib=0.05,
-            together=f"scaffold-similarity-{self.epochs}{tuning}",
+            together=f"scaffold-similarity-{self.epochs}{part}",
             target=(f"{split}.accuracy", TARGET),
         )
 
@@ -126,7 +124,7 @@ def tested_cells(rows: Rows) -> dict[SimilarityCell, CellRounds]:
     """Return the cells whose runs are all finished."""
     found = {}
     for cell in cells():
-        results = tried(rows, cell, RATES, TUNING_SEEDS)
+        results = tried(rows, cell, TUNING_SEEDS)
         if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
             rounds, bits = zip(*((float(run["rounds"]), int(run["uplink_bits"])) for run in runs), strict=True)
             found[cell] = CellRounds(cell.choice(results), rounds, bits)
@@ -202,7 +200,7 @@ def plot_rounds(rows: Rows, path: Path) -> None:
 
 
 SCAFFOLD = StudyTable(
-    {"scaffold-similarity": cells_plan("scaffold-similarity", cells(), RATES, TEST_SEEDS, TUNING_SEEDS)},
+    {"scaffold-similarity": cells_plan("scaffold-similarity", cells(), TEST_SEEDS, TUNING_SEEDS)},
     judge_rounds,
     plot_rounds,
 )

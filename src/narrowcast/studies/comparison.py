@@ -22,10 +22,8 @@ from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place, slug
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import Choice, cells_plan, finished, tried, tuning_verdict, untuned_plan
+from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished, tried, tuning_verdict, untuned_plan
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, compared_with_first, megabytes
-
-TUNING_SEED = 100
 
 
 class Comparison(Section):
@@ -46,11 +44,6 @@ class Comparison(Section):
     data_seed: bool = False
     memory_gib: float = Field(1.0, gt=0)
 
-    @property
-    def tries(self) -> tuple[tuple[float, ...], ...]:
-        """All combinations of the grid's values."""
-        return tuple(product(*self.grid.values()))
-
     def table(self, name: str) -> StudyTable:
         """Return the table, whose runs are rows of NAME.csv."""
         cells = [DeclaredCell(self, name, each) for each in self.cells]
@@ -58,7 +51,7 @@ class Comparison(Section):
         def results(rows: Rows) -> dict[DeclaredCell, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
             found = {}
             for cell in cells:
-                tuned = tried(rows, cell, self.tries, self.tuning_seeds) if self.grid else []
+                tuned = tried(rows, cell, self.tuning_seeds) if self.grid else []
                 if (tuned or not self.grid) and (runs := finished(rows, cell.test(tuned), self.seeds)):
                     found[cell] = tuned, runs
             return found
@@ -83,14 +76,14 @@ class Comparison(Section):
             figure.savefig(path, dpi=100)
 
         if self.grid:
-            plan = cells_plan(name, cells, self.tries, self.seeds, self.tuning_seeds)
+            plan = cells_plan(name, cells, self.seeds, self.tuning_seeds)
         else:
             plan = untuned_plan(name, [cell.test([]) for cell in cells], self.seeds)
         return StudyTable({name: plan}, judge, plot)
 
 
 @dataclass(frozen=True)
-class DeclaredCell:
+class DeclaredCell(TunedCell[tuple[float, ...]]):
     """A cell of a comparison, in the study `study`."""
 
     of: Comparison
@@ -100,30 +93,27 @@ class DeclaredCell:
     def __hash__(self) -> int:
         return hash((self.study, self.name))
 
-    def tuning(self, values: tuple[float, ...]) -> RunSpec:
-        """Return the run on validation data with these values of the grid."""
-        return self._spec(values, "-tuning", self.of.tuning_overrides, TUNING_SEED)
+    @property
+    def grid(self) -> tuple[tuple[float, ...], ...]:
+        """All combinations of the values."""
+        return tuple(product(*self.of.grid.values()))
 
     def best(self, results: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
         """Return the best values of the grid, from the results in its order."""
-        return self.of.tries[best_place(results, f"validation.{self.of.metric}")] if self.of.grid else ()
-
-    def test(self, results: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test data with the best values."""
-        return self._spec(self.best(results), "", (), 0)
+        return self.grid[best_place(results, f"validation.{self.of.metric}")] if self.of.grid else ()
 
     def choices(self, results: Sequence[Mapping[str, Any]]) -> list[Choice]:
         """Return what was chosen for each field of the grid."""
         fields = zip(self.of.grid.items(), self.best(results), strict=True)
         return [Choice(self.name, path, value, grid, self.of.tuning_seeds) for (path, grid), value in fields]
 
-    def _spec(self, values: tuple[float, ...], part: str, overrides: tuple[str, ...], first_seed: int) -> RunSpec:
-        own = tuple(f"{path}={value:g}" for path, value in zip(self.of.grid, values, strict=True))
+    def spec(self, value: tuple[float, ...], part: str) -> RunSpec:
+        """Return the run with these values of the grid."""
+        own = tuple(f"{path}={each:g}" for path, each in zip(self.of.grid, value, strict=True))
         return RunSpec(
-            "-".join([f"{self.study}-{slug(self.name)}{part}", *(f"{value:g}" for value in values)]),
+            "-".join([f"{self.study}-{slug(self.name)}{part}", *(f"{each:g}" for each in value)]),
             self.of.experiment,
-            (*self.of.overrides, *self.of.cells[self.name], *own, *overrides),
-            first_seed=first_seed,
+            (*self.of.overrides, *self.of.cells[self.name], *own, *(self.of.tuning_overrides if part else ())),
             data_seed=self.of.data_seed,
             memory_gib=self.of.memory_gib,
         )

@@ -51,7 +51,7 @@ def draw_study(
     if effort.rounds is not None:
         raise UserError(f"{target.name} has rounds of its own; leave out --rounds")
     make_writable(output)
-    rows = table.rows([results], output, effort.at_once, effort.seconds)
+    rows = table.rows(results, output, effort.at_once, effort.seconds)
     verdicts, plots = table.finish(rows, output / target.name)
     if not verdicts:
         raise RunFailed(

@@ -42,9 +42,9 @@ class StudyTable:
     judge: Callable[[Rows], list[PaperVerdict]]
     plot: Callable[[Rows, Path], None] | None = None
 
-    def rows(self, folders: Sequence[Path], output: Path, at_once: int, seconds: float) -> Rows:
-        """Return the rows of both kinds of folders, after running what they lack for so many seconds."""
-        queue = Queue(list(self.plans.values()), read_rows(dict.fromkeys([*folders, output])))
+    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Rows:
+        """Return the rows of both folders' files, after running what they lack for so many seconds."""
+        queue = Queue(list(self.plans.values()), read_rows(dict.fromkeys([results, output])))
         if seconds and next(queue.missing(), None) is not None:
             work(queue, output, at_once, seconds, _MEMORY_GIB)
         return queue.rows
@@ -74,11 +74,11 @@ class MeasuredTable:
     judge: Callable[[Any], list[PaperVerdict]]
     plot: Callable[[Any, Path], None] | None = None
 
-    def rows(self, folders: Sequence[Path], output: Path, at_once: int, seconds: float) -> Any:
-        """Return the rows of all folders' files, after measuring what they lack for so many seconds."""
+    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Any:
+        """Return the rows of both folders' files, after measuring what they lack for so many seconds."""
         del at_once
         began = time.monotonic()
-        paths = [folder / self.file for folder in dict.fromkeys([*folders, output])]
+        paths = [folder / self.file for folder in dict.fromkeys([results, output])]
         if seconds:
             for line in self.measure_missing(output / self.file, self.read(paths)):
                 print(line, flush=True)

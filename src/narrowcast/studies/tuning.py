@@ -9,20 +9,24 @@ it, and a choice on one seed is partly luck: both make a control weaker than it 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, replace
+from itertools import takewhile, zip_longest
 from statistics import fmean
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.studies.queue import Plan, Planned
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import RunSpec
+from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.verdicts import PaperVerdict
 
 TEST_SEEDS = 5
-RateT_contra = TypeVar("RateT_contra", contravariant=True)
+TUNING_SEED = 100
+"""The first seed of tuning runs, which is not a test seed."""
+TUNING = "-tuning"
+ValueT = TypeVar("ValueT")
 KeyT = TypeVar("KeyT")
 
 
@@ -81,16 +85,29 @@ def _listed(choices: Iterable[Choice]) -> str:
     return ", ".join(f"{each.what} ({each.name} {each.value:g})" for each in choices) or "none"
 
 
-class TunedCell(Protocol[RateT_contra]):
-    """A cell of a table, whose rates are chosen on validation users."""
+class TunedCell(ABC, Generic[ValueT]):
+    """A cell of a table, whose value is chosen from a grid on validation data; subclasses are frozen dataclasses."""
 
-    def tuning(self, rate: RateT_contra, /) -> RunSpec:
-        """Return the run on validation users at a rate."""
-        ...
+    @property
+    @abstractmethod
+    def grid(self) -> Sequence[ValueT]:
+        """The values that are tried."""
 
-    def test(self, tried: Sequence[Mapping[str, Any]], /) -> RunSpec:
-        """Return the run on test users at the best rate, from the results in the order of the rates."""
-        ...
+    @abstractmethod
+    def spec(self, value: ValueT, part: str) -> RunSpec:
+        """Return the run at a value: on validation data if the part of its label is `TUNING`, else on test data."""
+
+    def tuning(self, value: ValueT) -> RunSpec:
+        """Return the run on validation data at a value."""
+        return replace(self.spec(value, TUNING), first_seed=TUNING_SEED)
+
+    def best(self, results: Sequence[Mapping[str, Any]]) -> ValueT:
+        """Return the best value of the grid, from the results in its order."""
+        return self.grid[best_place(results)]
+
+    def test(self, results: Sequence[Mapping[str, Any]]) -> RunSpec:
+        """Return the run on test data at the best value."""
+        return self.spec(self.best(results), "")
 
 
 def finished(rows: Rows, spec: RunSpec, seeds: int = 1) -> list[Mapping[str, Any]]:
@@ -104,59 +121,44 @@ def first_finished(rows: Rows, spec: RunSpec, seeds: int) -> list[Mapping[str, A
     return [rows[run] for run in takewhile(rows.__contains__, ((spec, seed) for seed in spec.seeds(seeds)))]
 
 
-def tried(
-    rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra], tuning_seeds: int = 1
-) -> list[Mapping[str, Any]]:
-    """Return the results of a cell at each of the rates, means over the seeds; empty unless all runs are finished."""
-    found = [finished(rows, cell.tuning(rate), tuning_seeds) for rate in rates]
+def tried(rows: Rows, cell: TunedCell[Any], tuning_seeds: int = 1) -> list[Mapping[str, Any]]:
+    """Return the results of a cell at each value of its grid, means over the seeds; empty unless all are finished."""
+    found = [finished(rows, cell.tuning(value), tuning_seeds) for value in cell.grid]
     return [mean_result(each) for each in found] if all(found) else []
 
 
-def chosen(
-    rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra], tuning_seeds: int = 1
-) -> RunSpec | None:
-    """Return the test run of a cell at the best of the rates tried; None until all of these runs are finished."""
-    results = tried(rows, cell, rates, tuning_seeds)
+def chosen(rows: Rows, cell: TunedCell[Any], tuning_seeds: int = 1) -> RunSpec | None:
+    """Return the test run of a cell at the best of its values; None until all runs of its grid are finished."""
+    results = tried(rows, cell, tuning_seeds)
     return cell.test(results) if results else None
 
 
-def tested(
-    rows: Rows, cells: Mapping[KeyT, TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int
-) -> dict[KeyT, Sequence[Mapping[str, Any]]]:
-    """Return the test results of the cells at their best rates, of those whose seeds are all finished."""
-    specs = {key: chosen(rows, cell, rates) for key, cell in cells.items()}
+def tested(rows: Rows, cells: Mapping[KeyT, TunedCell[Any]], seeds: int) -> dict[KeyT, Sequence[Mapping[str, Any]]]:
+    """Return the test results of the cells at their best values, of those whose seeds are all finished."""
+    specs = {key: chosen(rows, cell) for key, cell in cells.items()}
     results = {key: finished(rows, spec, seeds) for key, spec in specs.items() if spec is not None}
     return {key: found for key, found in results.items() if found}
 
 
-def tested_so_far(
-    rows: Rows, cells: Sequence[TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int
-) -> list[Sequence[Mapping[str, Any]]]:
+def tested_so_far(rows: Rows, cells: Sequence[TunedCell[Any]], seeds: int) -> list[Sequence[Mapping[str, Any]]]:
     """Return the test results of each cell, in order: of the same first seeds for all cells that have two or more."""
     found = list[list[Mapping[str, Any]]]()
     for cell in cells:
-        spec = chosen(rows, cell, rates)
+        spec = chosen(rows, cell)
         found.append([] if spec is None else first_finished(rows, spec, seeds))
     shared = min((len(each) for each in found if len(each) > 1), default=0)
     return [each[:shared] if len(each) > 1 else [] for each in found]
 
 
-def cells_plan(
-    name: str,
-    cells: Sequence[TunedCell[RateT_contra]],
-    rates: Sequence[RateT_contra],
-    seeds: int,
-    tuning_seeds: int = 1,
-) -> Plan:
+def cells_plan(name: str, cells: Sequence[TunedCell[Any]], seeds: int, tuning_seeds: int = 1) -> Plan:
     """Return the plan of cells: all tries on validation data, then the seeds of each cell's best one on test data."""
 
     def plan(rows: Rows) -> Iterator[Planned]:
-        for rate in rates:
-            for cell in cells:
-                spec = cell.tuning(rate)
+        for tries in zip_longest(*([cell.tuning(value) for value in cell.grid] for cell in cells)):
+            for spec in filter(None, tries):
                 for seed in spec.seeds(tuning_seeds):
                     yield Planned(name, spec, seed, test=False)
-        best = [chosen(rows, cell, rates, tuning_seeds) for cell in cells]
+        best = [chosen(rows, cell, tuning_seeds) for cell in cells]
         for seed in range(seeds):
             for spec in filter(None, best):
                 yield Planned(name, spec, seed)
