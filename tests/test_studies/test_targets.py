@@ -78,6 +78,25 @@ def test_a_wrong_file_is_one_line(target: str, code: str, phrases: list[str], tm
     assert_refused(narrowcast("reproduce", "mine", "--papers", folder, "--output", tmp_path / "out"), *phrases)
 
 
+_COMPARED = (EXAMPLES / "paper" / "targets.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "phrases"),
+    [
+        (_COMPARED.replace("mu: 0.1", "mew: 0.1"), ["mew", "mu"]),
+        (_COMPARED.replace("fedavg-digits", "fedavg-digit"), ["fedavg-digit"]),
+        (_COMPARED.replace("metric: accuracy", "metric: rmse"), ["comparison.metric", "rmse", "hr@10"]),
+        (_COMPARED.replace("FedProx: [", "fed-avg: [").replace("FedAvg:", "Fed Avg:"), ["names of cells"]),
+    ],
+)
+def test_a_wrong_comparison_is_one_line_before_anything_runs(wrong: str, phrases: list[str], tmp_path: Path) -> None:
+    folder = paper(tmp_path / "paper", target=wrong)
+    words = ("reproduce", "proximal-digits", "--papers", folder, "--output", tmp_path / "out")
+    assert_refused(narrowcast(*words), *phrases)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_without_papers_is_refused(tmp_path: Path) -> None:
     assert_refused(narrowcast("reproduce", "--list", "--papers", tmp_path), "no targets.yaml")
 

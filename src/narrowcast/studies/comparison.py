@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.tracking.figures import COLOURS, new_figure
@@ -20,7 +20,7 @@ from narrowcast.platform.tracking.metrics import metric_label
 from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import RunSpec, best_place, slug
+from narrowcast.studies.spec import RunSpec, best_place, digest_of, slug
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished, tried, tuning_verdict, untuned_plan
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, compared_with_first, megabytes
@@ -34,7 +34,7 @@ class Comparison(Section):
     """
 
     experiment: str
-    metric: str = "accuracy"
+    metric: Literal["accuracy", "accuracy.mean", "accuracy.worst_10_percent", "hr@10"] = "accuracy"
     overrides: tuple[str, ...] = ()
     cells: dict[str, tuple[str, ...]] = Field(min_length=2)
     grid: dict[str, tuple[float, ...]] = Field({})
@@ -44,9 +44,17 @@ class Comparison(Section):
     data_seed: bool = False
     memory_gib: float = Field(1.0, gt=0)
 
+    @model_validator(mode="after")
+    def _has_labels_of_their_own(self) -> Comparison:
+        if len({slug(name) for name in self.cells}) < len(self.cells):
+            raise ValueError("names of cells should differ in letters and figures, which labels of runs are made of")
+        return self
+
     def table(self, name: str) -> StudyTable:
-        """Return the table, whose runs are rows of NAME.csv."""
+        """Return the table, whose runs are rows of NAME.csv; raise `UserError` if a cell is not a valid experiment."""
         cells = [DeclaredCell(self, name, each) for each in self.cells]
+        for cell in cells:
+            digest_of(self.experiment, cell.tuning(cell.grid[0]).overrides)
 
         def results(rows: Rows) -> dict[DeclaredCell, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
             found = {}

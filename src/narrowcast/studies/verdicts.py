@@ -1,4 +1,4 @@
-"""The comparison of a published number with ours."""
+"""Verdicts on published numbers and on methods beside a reference, as tables for the terminal, Markdown and CSV."""
 
 from __future__ import annotations
 
