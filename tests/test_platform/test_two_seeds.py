@@ -124,12 +124,12 @@ INITIAL_STATE = {
     for name in (
         "adaptive_atomo",
         "adaptive_svd",
-        "factor_averaging",
+        "fedavg",
+        "fedmavg",
         "fedmf",
         "low_rank",
         "scaffold",
         "submodel",
-        "whole_model",
     )
 }
 CLIENT_SIDE = {

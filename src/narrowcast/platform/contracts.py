@@ -75,7 +75,8 @@ class Dataset(Described, Protocol):
 
 
 DataT_co = TypeVar("DataT_co", bound=Dataset, default=Any, covariant=True)
-TrainingT_co = TypeVar("TrainingT_co", bound="Training", default=Any, covariant=True)
+TrainingT_co = TypeVar("TrainingT_co", default=Any, covariant=True)
+"""A `Training`, or the part of one that code below its class reads."""
 
 
 class DataSource(Protocol):

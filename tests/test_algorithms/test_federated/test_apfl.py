@@ -12,7 +12,7 @@ from torch import nn
 from digits import digits, make_task, relative_error, run
 from narrowcast.algorithms.federated.apfl import APFL, MixedStep
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError

@@ -15,7 +15,7 @@ from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedma import OWN, FedMA, Progress
 from narrowcast.algorithms.federated.unit_matching import Matching, UnitPrior, match_units
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.experiment import load_experiment
 from narrowcast.laws.rehearsal import windows
 from narrowcast.platform.contracts import Recipients, Task

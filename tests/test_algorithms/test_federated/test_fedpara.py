@@ -14,7 +14,7 @@ from digits import digits, make_task, relative_error, run, train
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedpara import FedPara, factorise, inner_rank, n_factor_values, products_of_arrays
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP

@@ -16,7 +16,7 @@ from narrowcast.algorithms.codecs.messages import DensePayload
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.submodel import Submodel
 from narrowcast.algorithms.federated.unit_slices import UnitSlices, multiplications, relative_work
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.experiment import load_experiment
 from narrowcast.laws.rehearsal import windows
 from narrowcast.platform.contracts import Recipients, Task

@@ -20,8 +20,8 @@ from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.low_rank import CoLR
 from narrowcast.algorithms.federated.scaffold import Scaffold
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.graph import GraphTraining
-from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.algorithms.local_training.rules import InverseTime, StepDecay
 from narrowcast.algorithms.local_training.sgd import Adam, AdamW, NetworkTraining
 from narrowcast.laws.rehearsal import task_of

@@ -17,7 +17,7 @@ from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedma import FedMA
 from narrowcast.algorithms.federated.submodel import Submodel
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP, TorchModule

@@ -14,7 +14,7 @@ from torch.nn import functional
 import drawing_modules
 from drawing_modules import MODULES, Drawing
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws.rehearsal import (
     PLAN,

@@ -14,7 +14,7 @@ import narrowcast as nc
 from encoder import half_encoder
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws import model_laws
 from narrowcast.laws.law import judge

@@ -16,7 +16,7 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.rules import Constant, Cosine, InverseTime, StepDecay, Warmup
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws.rehearsal import N_CLIENTS, Shuffled, run, samples, sha256, task_on
 from narrowcast.platform.contracts import Task

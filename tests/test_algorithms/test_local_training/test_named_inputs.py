@@ -19,7 +19,7 @@ from narrowcast.algorithms.federated.apfl import APFL
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmd import FedMD
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws.rehearsal import masked_tokens
 from narrowcast.platform.contracts import LocalCall, Task

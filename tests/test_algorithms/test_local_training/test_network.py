@@ -13,8 +13,8 @@ from torch import nn
 from digits import digits, make_task, plain_client, relative_error, train
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedprox import FedProx
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.gradients import batched_forward, chain_gradient, gains_from_batching
-from narrowcast.algorithms.local_training.negatives import draw_schedule
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from digits import digits, make_task, relative_error
-from narrowcast.algorithms.local_training.negatives import draw_schedule
+from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP, Softmax

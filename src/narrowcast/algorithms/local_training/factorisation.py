@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from narrowcast.algorithms.local_training.batches import epochs_of
 from narrowcast.algorithms.local_training.factorisation_kernels import (
     Factors,
     Floats,
@@ -33,27 +33,22 @@ from narrowcast.algorithms.local_training.factorisation_kernels import (
     train_low_rank_fused,
     train_rows_fused,
 )
-from narrowcast.algorithms.local_training.gradients import Device, to_array, to_tensor
+from narrowcast.algorithms.local_training.factorisation_settings import FactorisationSettings
+from narrowcast.algorithms.local_training.gradients import to_array, to_tensor
 from narrowcast.algorithms.local_training.negatives import (
-    BatchSize,
     ChunkBatches,
     ChunkSamples,
     draw_batches,
     draw_samples,
-    epochs_of,
     known_items,
     sample_counts,
 )
-from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE, RateSchedule
-from narrowcast.platform.config.files import Section
+from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -200,7 +195,7 @@ def _last_epoch_loss(scores: list[Tensor], steps: _StepTensors, batches: ChunkBa
     return totals / torch.from_numpy(batches.samples).clamp(min=1)
 
 
-class FactorisationSGD(Section):
+class FactorisationSGD(FactorisationSettings):
     """SGD on the mean logistic loss of a client's items and of sampled negatives.
 
     Negatives are drawn once per participation and used in all of its epochs. With `train_negatives: clean` a client
@@ -215,54 +210,6 @@ class FactorisationSGD(Section):
     Differs from the released code: 1. negatives are drawn independently; the code draws groups of four without repeats
     inside a group.
     """
-
-    kind: Literal["factorisation_sgd"] = "factorisation_sgd"
-    learning_rate: float = Field(0.5, gt=0, description="step size of local SGD")
-    learning_rate_schedule: RateSchedule | None = Field(
-        None, description="factor of learning_rate by round or local step; null: constant"
-    )
-    batch_size: BatchSize = Field(
-        256, description="samples per step; all: every sample of the client, one step per epoch"
-    )
-    epochs: int = Field(2, ge=1, description="local epochs per participation")
-    weight_decay: float = Field(5e-4, ge=0, description="coefficient of the squared L2 norm of p and q in the loss")
-    item_weight_decay: float | None = Field(
-        None, ge=0, description="coefficient of the squared L2 norm of q alone, 0 for no decay of Q; null: weight_decay"
-    )
-    negatives: int = Field(4, ge=0, description="sampled negatives per training item")
-    train_negatives: Literal["clean", "leaky"] = Field(
-        "clean", description="items never drawn as negatives: training items; or also the held-out and ranked items"
-    )
-    shared_negatives: bool = Field(
-        False, description="draw negatives that the server can regenerate: shorter row lists, which give positives away"
-    )
-    program: Literal["auto", "fused", "batched"] = Field(
-        "auto",
-        description="fused: compiled loops, client by client; batched: one tensor program per chunk, with the same "
-        "steps; auto: fused on a CPU, batched on a GPU",
-    )
-    device: Device = Field("cpu", description="device on which clients train")
-
-    @property
-    def fused(self) -> bool:
-        """Return whether clients are trained by the compiled kernels."""
-        return self.program == "fused" or (self.program == "auto" and self.device == "cpu")
-
-    @property
-    def item_decay(self) -> float:
-        """Return the coefficient of the squared L2 norm of q in the loss."""
-        return self.weight_decay if self.item_weight_decay is None else self.item_weight_decay
-
-    def at(self, round_index: int) -> FactorisationSGD:
-        """Return the training with the learning rate of a round."""
-        if self.learning_rate_schedule is None:
-            return self
-        rate = self.learning_rate * self.learning_rate_schedule.factor(round_index, 0)
-        return self.model_copy(update={"learning_rate": rate, "learning_rate_schedule": None})
-
-    def step_samples(self, samples: IntArray) -> int:
-        """Return the most samples of a step, for clients with so many samples [C]."""
-        return max(int(samples.max(initial=0)), 1) if self.batch_size == "all" else self.batch_size
 
     def check(self, task: Task) -> None:
         """Raise `UserError` unless the model is matrix factorisation and the program runs on the device."""

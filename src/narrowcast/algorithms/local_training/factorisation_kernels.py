@@ -23,19 +23,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from narrowcast.algorithms.local_training.factorisation_settings import FactorisationSettings
 from narrowcast.algorithms.local_training.negatives import ChunkSamples, Places, shuffle
 from narrowcast.platform.compiled import compiled, over_clients, read_only
 from narrowcast.platform.seeds import Words
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
-
-if TYPE_CHECKING:
-    from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
-
 
 Floats = NDArray[np.float32]
 Exponents = NDArray[np.int32]
@@ -387,7 +384,7 @@ class FusedResult:
 def train_rows_fused(
     start: Factors,
     samples: ChunkSamples,
-    training: FactorisationSGD,
+    training: FactorisationSettings,
     weights: Floats,
     threads: int = 1,
     keep_changes: bool = False,
@@ -405,7 +402,7 @@ def train_low_rank_fused(
     start: Factors,
     subspace: Subspace,
     samples: ChunkSamples,
-    training: FactorisationSGD,
+    training: FactorisationSettings,
     weights: Floats,
     threads: int = 1,
     keep_changes: bool = False,

@@ -1,119 +1,28 @@
-"""The samples of matrix factorisation: negatives, shuffles and batches, for tensor programs and for compiled loops.
+"""The samples of matrix factorisation: items, negatives and shuffles, for tensor programs and for compiled loops.
 
-Negatives, shuffles and batches on which a chunk of matrix-factorisation clients trains in one round.
-
-All clients of the chunk are drawn at once, from streams keyed by client, so that the batches of a client do not depend
-on the other clients of its chunk.
-
-Samples of each client of a chunk, drawn by a compiled loop; the same samples and shuffles as `draw_batches`.
-
-The same streams of `narrowcast.platform.seeds` give the same negatives in the same order, without the tables that a
-tensor program needs.
-
-Mini-batch schedule of a chunk: shuffled epochs of batches for every client, padded to one shape.
+All clients of a chunk are drawn at once, from streams keyed by client, so that the batches of a client do not depend on
+the other clients of its chunk. `draw_batches` is for a tensor program; `draw_samples`, a compiled loop over the same
+streams of `narrowcast.platform.seeds`, gives the same samples and shuffles without the tables that one needs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
-from pydantic import Field
 
+from narrowcast.algorithms.local_training.batches import draw_schedule
+from narrowcast.algorithms.local_training.factorisation_settings import FactorisationSettings
 from narrowcast.platform.compiled import compiled, over_clients, read_only
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.seeds import Words, stream_keys, uniform_below, uniform_bits
-from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalTerms
+from narrowcast.platform.seeds import Words, stream_keys, uniform_below
+from narrowcast.platform.types import BoolArray, IntArray
 
 if TYPE_CHECKING:
-    from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
     from narrowcast.platform.contracts import Task
-
-
-BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
-"""The samples of a step; all: those of the client, one step per epoch."""
-_SURELY_FREE = 2**30
-"""Bytes for which the free memory of a machine, which takes time to ask for, is not asked."""
-
-
-@dataclass(frozen=True)
-class BatchSchedule:
-    """The batches of a chunk, step by step.
-
-    Clients are in descending order of steps, so that the clients still training at a step are the first `active[step]`.
-
-    Shapes:
-        order: [C] places in the chunk, in training order; all other client axes follow it.
-        active: [T] clients that train at each step; step t holds batches `active[:t].sum()` onwards.
-        samples: [B, batch_size] place in the clients' concatenated samples; the total number of samples is padding.
-        valid: [B, batch_size], False for padding; sizes: [B] samples of each batch.
-        steps: [C] steps of each client; first_of_last_epoch: [C] step at which its last epoch begins.
-    """
-
-    order: IntArray
-    active: IntArray
-    samples: IntArray
-    valid: BoolArray
-    sizes: IntArray
-    steps: IntArray
-    first_of_last_epoch: IntArray
-
-
-def epochs_of(chunk: Chunk, terms: LocalTerms, epochs: int) -> IntArray:
-    """Return the epochs of each client [C]: those of the algorithm, else `epochs`, limited to those it has time for."""
-    own = np.full(len(chunk.clients), epochs) if terms.epochs is None else terms.epochs
-    return own if chunk.epochs is None else np.minimum(own, chunk.epochs)
-
-
-def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> BatchSchedule:
-    """Cut every epoch of every client into batches, in an order drawn from the client's key.
-
-    The last batch of an epoch may be smaller. Shapes: counts, epochs, keys [C]. Raise `MemoryError` if the places
-    of all samples do not fit.
-    """
-    epoch_steps = -(-counts // batch_size)
-    size = 8 * batch_size * float(epoch_steps.astype(np.float64) @ epochs)
-    if size > _SURELY_FREE and size > psutil.virtual_memory().available:
-        raise MemoryError(f"{size / 1e9:.0f} GB for the batches of all epochs")
-    order = np.argsort(-epoch_steps * epochs, kind="stable")
-    counts, epochs, keys, epoch_steps = counts[order], epochs[order], keys[order], epoch_steps[order]
-    steps = epoch_steps * epochs
-    active = (-steps).searchsorted(-np.arange(steps.max(initial=0)), side="left")
-    step_starts = active.cumsum() - active
-    n_samples = int(counts.sum())
-    samples = np.full((int(active.sum()), batch_size), n_samples, dtype=np.int64)
-    owner = np.arange(len(counts)).repeat(counts)
-    within = np.arange(n_samples) - (counts.cumsum() - counts)[owner]
-    batch, place_in_batch = np.divmod(within, batch_size)
-    most = int(epochs.max(initial=0))
-    fewest = int(epochs.min(initial=most))
-    for epoch in range(most):
-        trained, shuffled = owner, _shuffle_within(owner, uniform_bits(keys[owner], epoch * counts[owner] + within))
-        step, place = epoch * epoch_steps[owner] + batch, place_in_batch
-        if epoch >= fewest:
-            trains = epochs[owner] > epoch
-            step, place, shuffled, trained = step[trains], place[trains], shuffled[trains], owner[trains]
-        samples.ravel()[(step_starts[step] + trained) * batch_size + place] = shuffled
-    valid = samples < n_samples
-    return BatchSchedule(
-        order=order,
-        active=active,
-        samples=samples,
-        valid=valid,
-        sizes=valid.sum(axis=1),
-        steps=steps,
-        first_of_last_epoch=steps - epoch_steps,
-    )
-
-
-def _shuffle_within(owner: IntArray, bits: Words) -> IntArray:
-    """Return the places sorted by random bits inside each owner; either order of a tie is equally likely."""
-    owner_bits = max(1, int(owner.max(initial=0)).bit_length())
-    return np.argsort((owner.astype(np.uint64) << np.uint64(64 - owner_bits)) | (bits >> np.uint64(owner_bits)))
 
 
 SECOND_TRY = 2**32
@@ -162,7 +71,7 @@ def known_items(data: Interactions, clients: IntArray, leaky: bool) -> BoolArray
     return known
 
 
-def sample_counts(data: Interactions, clients: IntArray, training: FactorisationSGD, known: BoolArray) -> IntArray:
+def sample_counts(data: Interactions, clients: IntArray, training: FactorisationSettings, known: BoolArray) -> IntArray:
     """Return the number of samples per epoch of each client, [C].
 
     A client that knows all items [C, N] draws no negatives.
@@ -176,7 +85,7 @@ def training_items(data: Interactions, clients: IntArray) -> IntArray:
     return np.concatenate(slices) if slices else np.empty(0, dtype=np.int64)
 
 
-def negative_keys(task: Task[Interactions, FactorisationSGD], clients: IntArray, round_index: int) -> Words:
+def negative_keys(task: Task[Interactions, FactorisationSettings], clients: IntArray, round_index: int) -> Words:
     """Return the keys of the streams of negatives, [C]: private ones, unless the receiver regenerates negatives."""
     if task.training.shared_negatives:
         return stream_keys(task.seed, "negatives", round_index, clients)
@@ -184,7 +93,7 @@ def negative_keys(task: Task[Interactions, FactorisationSGD], clients: IntArray,
 
 
 def draw_batches(
-    task: Task[Interactions, FactorisationSGD],
+    task: Task[Interactions, FactorisationSettings],
     clients: IntArray,
     round_index: int,
     epochs: IntArray | None = None,
@@ -264,7 +173,7 @@ class SharedNegatives:
     key: Words
 
     @classmethod
-    def of(cls, task: Task[Interactions, FactorisationSGD], client: int, round_index: int) -> Self:
+    def of(cls, task: Task[Interactions, FactorisationSettings], client: int, round_index: int) -> Self:
         """Return the public knowledge of this client's negatives in a round."""
         key = stream_keys(task.seed, "negatives", round_index, np.array([client]))
         return cls(task.data.n_items, task.training.negatives, key)
@@ -309,7 +218,7 @@ class ChunkSamples(NamedTuple):
 
 
 def draw_samples(
-    task: Task[Interactions, FactorisationSGD], clients: IntArray, round_index: int, threads: int = 1
+    task: Task[Interactions, FactorisationSettings], clients: IntArray, round_index: int, threads: int = 1
 ) -> ChunkSamples:
     """Draw the samples of one participation of these clients.
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from narrowcast.algorithms.local_training.batches import BatchSchedule
 from narrowcast.algorithms.local_training.forward_draws import NO_DRAWS, ForwardDraws
 from narrowcast.algorithms.local_training.gradients import (
     ARRAY_TYPES,
@@ -44,7 +45,6 @@ from narrowcast.algorithms.local_training.local_optimizer import (
     Rate,
     along,
 )
-from narrowcast.algorithms.local_training.negatives import BatchSchedule
 from narrowcast.platform.data.samples import Labelled, each_input
 from narrowcast.platform.models.measures import Loss
 from narrowcast.platform.models.module_call import Inputs, call_module, has_half_types

@@ -18,6 +18,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from narrowcast.algorithms.local_training.batches import BatchSchedule
 from narrowcast.algorithms.local_training.forward_draws import ForwardDraws
 from narrowcast.algorithms.local_training.gradients import (
     ChainGradient,
@@ -27,7 +28,6 @@ from narrowcast.algorithms.local_training.gradients import (
     to_array,
     to_tensor,
 )
-from narrowcast.algorithms.local_training.negatives import BatchSchedule
 from narrowcast.algorithms.local_training.network import (
     Loader,
     StartPoint,

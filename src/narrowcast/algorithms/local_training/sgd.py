@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch.nn import Module
 
+from narrowcast.algorithms.local_training.batches import BatchSize, draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.forward_draws import ForwardDraws, keyed_draws_only
 from narrowcast.algorithms.local_training.gradients import (
     ARRAY_TYPES,
@@ -38,7 +39,6 @@ from narrowcast.algorithms.local_training.local_optimizer import (
     Rate,
     only_gradient_descent,
 )
-from narrowcast.algorithms.local_training.negatives import BatchSize, draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.network import (
     Loader,
     StartPoint,
