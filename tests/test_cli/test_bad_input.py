@@ -186,7 +186,7 @@ class Lost(Loss):
         ("data={kind: npz, path: one_class.npz}", "one_class.npz: x_train: all samples are of one class; there have"),
         (
             "model.metrics=[own:Words]",
-            "model.metrics: of_means of words returns no number of 1 means (ValueError: could not",
+            "model.metrics: of_means of words does not return a number for 1 means (ValueError: could not",
         ),
         ("model.metrics=[own:Percent]", 'model.metrics: "top.1 (%)" should have only letters, digits'),
         (

@@ -189,8 +189,8 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path, below: str) -> 
     ("listener", "phrase"),
     [
         ("closed_port", "Connection refused); start one, or leave out --address"),
-        ("silent_server", "is no Ray cluster of this version and token; give the address"),
-        ("broken_server", "is no Ray cluster of this version and token; give the address"),
+        ("silent_server", "is not a Ray cluster of this version and token; give the address"),
+        ("broken_server", "is not a Ray cluster of this version and token; give the address"),
     ],
 )
 def test_no_ray_cluster_at_the_address(
@@ -206,7 +206,7 @@ def test_no_ray_cluster_at_the_address(
 @pytest.mark.parametrize("address", ["here", "127.0.0.1", "127.0.0.1:", ":6379", "127.0.0.1:ray"])
 def test_a_malformed_ray_address(tmp_path: Path, address: str) -> None:
     said = narrowcast("run", "scolr-ml100k", "--address", address, "--output", tmp_path)
-    assert_refused(said, f'backend.address = "{address}" is no Ray address; give host:port, or auto')
+    assert_refused(said, f'backend.address = "{address}" is not a Ray address; give host:port, or auto')
     assert not list(tmp_path.iterdir())
 
 

@@ -199,8 +199,8 @@ def test_what_cannot_be_sent_is_refused(words: list[str], phrases: list[str], mo
     ("status", "body", "phrases"),
     [
         (200, '{"ray_version": "2.9.3"}', ["runs Ray 2.9.3", "this machine Ray", "pip install ray==2.9.3"]),
-        (200, "<html>hello</html>", ["is no Ray dashboard"]),
-        (404, "", ["is no Ray dashboard", "status 404"]),
+        (200, "<html>hello</html>", ["is not a Ray dashboard"]),
+        (404, "", ["is not a Ray dashboard", "status 404"]),
         (401, "", ["token", "RAY_AUTH_TOKEN"]),
         (403, "", ["token", "RAY_AUTH_TOKEN"]),
     ],

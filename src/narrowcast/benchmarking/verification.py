@@ -55,7 +55,7 @@ def _ends(folder: BenchmarkFolder, benchmark: Benchmark, states: Mapping[str, Ma
     known = {each.name: each for each in benchmark.whole}
     for name, entry in states.items():
         if name not in known:
-            return Check(ENDS, compared, f"{name} is no instance of {FILE}")
+            return Check(ENDS, compared, f"{name} is not an instance of {FILE}")
         if entry.get("digest") != known[name].digest():
             return Check(ENDS, compared, f"{name} was solved with other settings than those of {FILE}")
     ended = [each for each in benchmark.whole if folder.is_finished(each)]

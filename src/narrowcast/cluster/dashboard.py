@@ -65,7 +65,7 @@ class Dashboard:
 
 
 def _amounts(resources: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources of a node; raise `ValueError` or `TypeError` for an amount that is no finite number."""
+    """Return the resources of a node; raise `ValueError` or `TypeError` for an amount that is not a finite number."""
     if not all(map(math.isfinite, resources.values())):
         raise ValueError("an amount is not finite")
     return dict(resources)
@@ -84,7 +84,7 @@ def reach(address: str) -> Dashboard:
         parsed, ours = Version(version), Version(installed("ray"))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{address} answers, but is no Ray dashboard; give that of the head, http://HEAD:8265"
+            f"{address} answers, but is not a Ray dashboard; give that of the head, http://HEAD:8265"
         ) from error
     if parsed.release[:2] != ours.release[:2]:
         raise UserError(
@@ -135,7 +135,7 @@ def _get(address: str, path: str) -> requests.Response:
         raise UserError(f"the cluster at {address} {problem}; {_TOKEN_ADVICE}")
     if not answer.ok:
         raise UserError(
-            f"{address} answers, but is no Ray dashboard (status {answer.status_code}); give that of the head, "
+            f"{address} answers, but is not a Ray dashboard (status {answer.status_code}); give that of the head, "
             "http://HEAD:8265"
         )
     return answer

@@ -81,7 +81,7 @@ def _create(path: Path) -> None:
             file.write(secrets.token_hex(_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        if path.is_file() and not path.stat().st_size:  # an empty file is no token
+        if path.is_file() and not path.stat().st_size:  # an empty file is not a token
             path.unlink()
         os.link(part, path)
     except FileExistsError:

@@ -204,7 +204,9 @@ def probe(address: str) -> None:
     """Raise `UserError` unless a Ray cluster answers at host:port; `ray.init` would try for many minutes."""
     host, _, port = address.rpartition(":")
     if not host or "@" in host or not port.isdigit():
-        raise UserError(f'backend.address = "{address.rpartition("@")[2]}" is no Ray address; give host:port, or auto')
+        raise UserError(
+            f'backend.address = "{address.rpartition("@")[2]}" is not a Ray address; give host:port, or auto'
+        )
     try:
         socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
     except (OSError, OverflowError) as error:
@@ -221,6 +223,6 @@ def probe(address: str) -> None:
             handshake.kill()
     if handshake.returncode:
         raise UserError(
-            f"{address} answers, but is no Ray cluster of this version and token; give the address that "
+            f"{address} answers, but is not a Ray cluster of this version and token; give the address that "
             "`ray start --head` prints"
         )

@@ -86,9 +86,9 @@ def generator(seed: int, purpose: str, round_index: int = 0, client: int = 0) ->
 class PrivateSeed:
     """The seed of the private stream, 0..2**63-1: known to the clients, and neither to the server nor to a decoder.
 
-    It is no number, so that a function of the public seed refuses it. A seed that is `own` to the clients is the key of
-    a hash (BLAKE2b) that gives each client its key for a purpose and a round: a stream, or a word of it, tells neither
-    the seed nor any other stream. Other seeds follow from the public one, as anybody who knows that can compute; their
+    Deliberately not an int: functions that take the public seed reject it. A seed that is `own` to the clients is the
+    key of a hash (BLAKE2b) that gives each client its key for a purpose and a round: a stream, or a word of it, tells
+    neither the seed nor any other stream. Other seeds follow from the public one, as anybody who knows that can compute; their
     streams are made as public ones are.
     """
 

@@ -89,7 +89,7 @@ class ProblemSource(Protocol):
         ...
 
     def load(self) -> Problem:
-        """Read or draw the `Problem`; raise `UserError` for a file that is none."""
+        """Read or draw the `Problem`; raise `UserError` for a file that does not hold one."""
         ...
 
 
@@ -194,7 +194,7 @@ class SolveState:
 
     @classmethod
     def unpacked(cls, tensors: Arrays, metadata: Mapping[str, str]) -> Self:
-        """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is none."""
+        """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is not one."""
         return cls(
             iteration=int(metadata[ITERATION]),
             arrays=arrays_under("solver/", tensors),
@@ -255,7 +255,7 @@ def work_of(problem: Problem, solver: Solver, state: SolveState) -> Work:
 
 
 def is_affordable(work: Work, state: SolveState) -> bool:
-    """Return whether measurements, with this one and that of the last iteration, are no more work than the iterations.
+    """Return whether measurements, with this one and that of the last iteration, take no more work than the iterations.
 
     Beyond that, `FREE_WORK` is allowed.
     """

@@ -152,7 +152,7 @@ def _refer(schema: Any) -> None:
 
 
 def _sections_in(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield every section of a schema that is no value of an experiment."""
+    """Yield every section of a schema that is not a value of an experiment."""
     if isinstance(schema, list):
         for each in schema:
             yield from _sections_in(each)

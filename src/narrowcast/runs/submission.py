@@ -96,7 +96,7 @@ class Submission:
 class _Asked:
     """A request for a job: a source with overrides, the name and folder of the job, and variables of its environment.
 
-    `of_caller`: the source is no file of somebody's, but what this process was given.
+    `of_caller`: the source is what this process was given, not a user's file.
     """
 
     source: str
@@ -131,7 +131,7 @@ def prepare(
 ) -> Submission:
     """Read what is to be submitted, or raise `UserError`; `environment` has NAME=VALUE, or NAME for its value here.
 
-    `of_caller`: the source is no file of somebody's, but what this process was given.
+    `of_caller`: the source is what this process was given, not a user's file.
     """
     where = PurePosixPath(output)
     if not where.is_absolute():
@@ -151,7 +151,7 @@ def prepare(
     modules = asked.modules(experiment.plain(), source)
     sha256 = _sha256([{**experiment.plain(), "name": ""}, output, _digests_of(files | modules)])
     name = name or f"{experiment.name}-{sha256[:8]}"
-    experiment = load(source, [*overrides, f"name={json.dumps(name)}"])  # which refuses a name that is none
+    experiment = load(source, [*overrides, f"name={json.dumps(name)}"])  # which refuses an invalid name
     values, _ = with_files(experiment)
     values["tracking"] |= _store_of_job(experiment.tracking)
     if isinstance(experiment, Experiment) and isinstance(experiment.backend, RayBackend):

@@ -1,4 +1,4 @@
-"""What is printed: texts of others are shown as they are, and output that nobody can read does not end a run.
+"""What is printed: texts of others are shown as they are, and output without a reader does not end a run.
 
 A name in a file of somebody else could have escapes, which a terminal obeys, or brackets, which Rich takes for markup.
 A closed pipe, terminal or stream, or a full disk, takes no more output.
@@ -21,7 +21,7 @@ from narrowcast.platform.errors import printable
 
 logger = logging.getLogger(__name__)
 _LAYOUT = "\n\t\xa0"
-"""Characters of printed text that are no letters."""
+"""Characters of printed text that are not letters."""
 _GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # EIO: the terminal was closed
 
 

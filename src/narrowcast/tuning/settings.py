@@ -26,7 +26,7 @@ SOLVE_COSTS = {"iterations": "iteration", "solver_seconds": "solver_seconds"}
 """The same of a solve."""
 COSTS = {**EXPERIMENT_COSTS, **SOLVE_COSTS}
 _OF_STEPS = ("round", "iteration", "residual", "solver_seconds", "wall_seconds", "logged_at_ms")
-"""Columns of a solve's rows that are no metrics of the problem."""
+"""Columns of a solve's rows that are not metrics of the problem."""
 
 
 class Bound(Section):

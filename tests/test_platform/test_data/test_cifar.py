@@ -33,7 +33,7 @@ def test_damaged_cifar_batches_are_user_errors(root: Path) -> None:
     path = root / "cifar-10" / "data_batch_3.bin"
     good = path.read_bytes()
     for content, message in (
-        (good[:-1], "has 6145 bytes, no multiple of 3073"),
+        (good[:-1], "has 6145 bytes, which is not a multiple of 3073"),
         (b"", "has 0 bytes"),
         (b"\x0a" + good[1:], "label 10 of sample 0 is not one of 0 to 9"),
     ):

@@ -98,7 +98,7 @@ def test_a_pickle_that_names_a_function_is_not_run(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "ind.cora.x"
     path.write_bytes(pickle.dumps([Evil()], protocol=2))
-    with pytest.raises(UserError, match=r"names posix\.mkdir, which is no part of an array; download"):
+    with pytest.raises(UserError, match=r"names posix\.mkdir, which is not part of an array; download"):
         read(path)
     assert not (tmp_path / "evil").exists()
     pickle.loads(path.read_bytes())

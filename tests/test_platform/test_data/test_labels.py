@@ -93,14 +93,14 @@ def test_a_field_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("labels", "test_labels", "fields", "message"),
     [
-        (np.where(ROWS == 7, np.nan, ROWS % 3), None, {}, "sample 7 has a label that is no finite float32 number"),
+        (np.where(ROWS == 7, np.nan, ROWS % 3), None, {}, "sample 7 has a label that is not a finite float32 number"),
         (
             np.where(ROWS == 7, np.nan, ROWS % 3),
             None,
             {"targets": "classes"},
-            "label nan of sample 7 is no whole number, as classes are; .*data.targets=numbers",
+            "label nan of sample 7 is not a whole number, as classes are; .*data.targets=numbers",
         ),
-        ((ROWS % 3).astype(float), ROWS / 2, {}, "x_test: label 0.5 of sample 1 is no whole number"),
+        ((ROWS % 3).astype(float), ROWS / 2, {}, "x_test: label 0.5 of sample 1 is not a whole number"),
         (ROWS % 3, ROWS % 4, {}, r"x_test: label 3 of sample 3 is not a class of the training samples \(0, 1, 2\)"),
         (ROWS % 3, (ROWS % 3).astype(str), {}, "x_test: labels are text, such as 0, and those of .* numbers; write"),
         (
@@ -176,7 +176,7 @@ def with_none(values: Any, place: int = 5) -> list[Any]:
         ({"label": with_none((ROWS % 2).tolist())}, {}, "sample 5 has no value in column label; remove such samples"),
         ({"label": with_none(["a", "b"] * 30)}, {}, "sample 5 has no value in column label"),
         ({"who": with_none(["u", "v"] * 30)}, {"users": "who"}, "sample 5 has no value in column who"),
-        ({"x": with_none((ROWS * 1.0).tolist())}, {"features": ["x", "z"]}, "sample 5 has a feature that is no finite"),
+        ({"x": with_none((ROWS * 1.0).tolist())}, {"features": ["x", "z"]}, "sample 5 has a feature that is not a"),
         ({"x": with_none(FEATURES.tolist())}, {}, "(?s)x: sample 5 has the shape"),
         ({"x": [[1.0] * (1 + row % 2) for row in ROWS]}, {}, r"sample 1 has the shape \[2\], and the first has \[1\]"),
         ({"label": [[0] * (1 + row % 2) for row in ROWS]}, {}, "column label has lists of different lengths"),

@@ -151,7 +151,7 @@ def test_pictures_may_be_one_of_several_inputs() -> None:
         ("mixed", "sample 3 has the inputs list, and the first a; give all samples the same"),
         ("shapes", r"a: sample 3 has the shape \[2\], and the first has \[1\]; bring all to one shape"),
         ("text", "a is <U4; convert it to numbers"),
-        ("missing", "a: sample 3 has a feature that is no finite float32 number; replace missing values"),
+        ("missing", "a: sample 3 has a feature that is not a finite float32 number; replace missing values"),
         ("large", r"a has whole numbers of 2\^63 or more"),
     ],
 )

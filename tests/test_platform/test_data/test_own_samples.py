@@ -204,7 +204,7 @@ def test_columns_of_numbers_make_up_a_vector(root: Path) -> None:
     assert data.train.labels.tolist() == [0, 1, 0, 1]
     assert check_laws(HuggingFace(features="pair", **fields)).train.features.shape == (4, 2)
     assert check_laws(HuggingFace(features="age", **fields)).train.features.shape == (4, 1)
-    for features, message in ((("age", "pair"), "column pair is no column of numbers; give it alone"),
+    for features, message in ((("age", "pair"), "column pair is not a column of numbers; give it alone"),
                               (("kind",), r"column kind holds Value \(.*\), no numbers or images"),
                               (("img",), "no column img, only height, age, pair, kind; name the columns")):  # fmt: skip
         with pytest.raises(UserError, match=message):
@@ -228,7 +228,7 @@ def test_columns_of_numbers_make_up_a_vector(root: Path) -> None:
             {},
             r"x_test: labels of a sample are \[1\] of float32, .* \[4\] of float32",
         ),
-        ({"y_train": np.full(N, np.inf)}, {}, r"sample \d+ has a label that is no finite float32 number"),
+        ({"y_train": np.full(N, np.inf)}, {}, r"sample \d+ has a label that is not a finite float32 number"),
         ({}, {"targets": "tokens"}, r"labels of the shape \[90\]; give the token that follows each position"),
         ({"u_train": USERS[:-1]}, {"users": "u"}, r"90 samples have users of the shape \[89\]"),
         ({"y_train": LABELS * 1j}, {}, "labels are complex128; give one class, a whole number or text, for each"),
@@ -240,8 +240,8 @@ def test_columns_of_numbers_make_up_a_vector(root: Path) -> None:
             r"x_test: features of a sample are \[2, 6, 5\] of uint8, .*\[3, 6, 5\]",
         ),
         ({"x_test": TEST_IMAGES / 2}, {}, r"features of a sample are \[3, 6, 5\] of float32, .* of uint8"),
-        ({"x_train": np.full(IMAGES.shape, np.nan)}, {}, "sample 0 has a feature that is no finite float32 number"),
-        ({"x_train": np.full(IMAGES.shape, 1e300)}, {}, "sample 0 has a feature that is no finite float32 number"),
+        ({"x_train": np.full(IMAGES.shape, np.nan)}, {}, "sample 0 has a feature that is not a finite float32 number"),
+        ({"x_train": np.full(IMAGES.shape, 1e300)}, {}, "sample 0 has a feature that is not a finite float32 number"),
         ({"x_train": np.arange(N)}, {}, r"features have the shape \[90\], expected \[samples, features\] or more"),
         ({"x_train": USERS[:, None]}, {}, "features are <U6; convert them to numbers"),
         ({"x_train": IMAGES[:0], "y_train": LABELS[:0]}, {}, "x_train: has no samples"),

@@ -158,7 +158,7 @@ def test_clusters_without_training_nodes_take_no_step() -> None:
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
     data, small = graph(), GraphTraining()
     for check, message in (
-        (lambda: GCN().check(samples(np.array([3]))), "model.kind = gcn needs a graph, but tiny is none"),
+        (lambda: GCN().check(samples(np.array([3]))), "model.kind = gcn needs a graph, but tiny is not a graph"),
         (lambda: MLP().check(data), "model.kind = mlp needs samples with targets, but block_model has none"),
         (lambda: small.check(replace(task_of(GCN(), small), model=MLP())), "training.kind = graph trains gcn, not mlp"),
         (

@@ -156,7 +156,7 @@ def test_a_loss_decides_how_many_outputs_there_are() -> None:
         (
             MLP(loss=Spread()),
             numbers(COUNTS),
-            r"metrics: rmse .* \(ValueError: outputs \[2, 4\] are no predictions of targets \[2, 2\]\)",
+            r"metrics: rmse .* \(ValueError: outputs \[2, 4\] are not predictions of targets \[2, 2\]\)",
         ),
         (MLP(loss=Whole()), numbers(COUNTS), r"whole returns a tensor \[\], expected a tensor of one value for each"),
         (MLP(loss=Plain()), numbers(COUNTS), "plain returns float, expected a tensor of one value for each"),

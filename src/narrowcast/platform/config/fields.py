@@ -87,7 +87,7 @@ _BY_ENDING = {
 
 
 def unit_of(name: str, schema: Mapping[str, Any]) -> str:
-    """Return the unit of a field with this JSON Schema, empty for counts, ratios and what is no quantity."""
+    """Return the unit of a field with this JSON Schema, empty for counts, ratios and what is not a quantity."""
     if "unit" in schema:
         return str(schema["unit"])
     return next((unit for ending, unit in _BY_ENDING.items() if name == ending or name.endswith(f"_{ending}")), "")
@@ -106,6 +106,6 @@ class Role:
 
 
 def role_of(model: type[BaseModel], name: str) -> Role:
-    """Return the role of a field; the default for names that are none."""
+    """Return the role of a field; the default for names that are not a role."""
     field = model.model_fields.get(name)
     return next((each for each in field.metadata if isinstance(each, Role)), Role()) if field else Role()

@@ -146,9 +146,9 @@ def read_yaml(text: str, origin: str) -> Any:
         return load_limited(text, origin)
     except UserError:
         raise
-    except LookupError as error:  # of ruamel.yaml, for a tagged number without digits or truth value that is none
+    except LookupError as error:  # of ruamel.yaml, for a tagged number without digits or an invalid truth value
         raise UserError(f"{origin}: not valid YAML: a value is not of its tag; correct the file") from error
-    except (YAMLError, ValueError, TypeError) as error:  # a tagged number or date that is none; a mapping as a key
+    except (YAMLError, ValueError, TypeError) as error:  # a tagged number or date that is not one; a mapping as a key
         marked = error if isinstance(error, MarkedYAMLError) else None
         mark = marked.problem_mark if marked else None
         place = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
@@ -195,7 +195,7 @@ def validate_result(model: type[ModelT], values: Any, origin: str) -> ModelT:
 
 
 def not_a_mapping(values: Any) -> str:
-    """Return what is wrong with the top of a file that is no mapping."""
+    """Return what is wrong with the top of a file that is not a mapping."""
     if values is None:
         return "the file is empty; give a mapping, with a line KEY: VALUE for each setting"
     return f"should be a mapping at the top, with a line KEY: VALUE for each setting; got {type(values).__name__}"

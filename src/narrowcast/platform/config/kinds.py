@@ -181,7 +181,7 @@ class UnknownKindError(UserError):
 def plain_values(value: Any) -> Any:
     """Return what a file would have in place of a Python value: objects as sections, paths as text, arrays as lists.
 
-    Raise `UserError` for a value that no file can have, such as a function.
+    Raise `UserError` for a value that a file cannot have, such as a function.
     """
     if value is None or isinstance(value, str | bool | int | float):
         return value

@@ -48,12 +48,12 @@ _NO_VALUE = (
     r"(?:(?:none|null|true|false|environment|should|is|must|not|a|an|the)\b|<[\w -]*>)(?=[\"',;)}\]]|[.:]?(?:\s|$))"
     r"|\*\*\*"
 )
-"""Texts after a name that are no secret: nothing, a choice, or the words of a message on the setting."""
+"""Texts after a name that are not a secret: nothing, a choice, or the words of a message on the setting."""
 _AFTER_OPTION = (
     r"(?-i:-{1,2}[a-z])|[|&<>]|\\\n|"
     r"(?:and|are|as|by|can|for|from|has|if|in|needs|of|on|or|takes|that|to|was|which|with)\b[.:,]?(?:\s|$)"
 )
-"""Texts after an option that are no value of it: another option, the end of a command, the words of a message."""
+"""Texts after an option that are not its value: another option, the end of a command, the words of a message."""
 _ASSIGNMENT = re.compile(
     rf"""
     (?P<before> (?<![\w.-]) (?P<quote>["']?)
@@ -187,7 +187,7 @@ def _of_url(address: str) -> str | None:
     user_given = parts.netloc != host
     # As in s3://bucket/a@b; a query with an @ may be a part of a password.
     in_path_only = parts.scheme not in ("http", "https") and not {":", "@"} & {*parts.netloc, *parts.query}
-    _ = parts.port  # raises ValueError if it is none
+    _ = parts.port  # raises ValueError if it is not a port
     if not in_path_only and (address.count("@") > user_given or re.search(r"\s", address)):
         return None
     query = _parameters(parts.query)

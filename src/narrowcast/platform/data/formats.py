@@ -216,8 +216,8 @@ class HuggingFace(OwnSamples):
         for name, values in columns.items():
             if values.ndim != 1:
                 raise UserError(
-                    f"{where}: column {name} is no column of numbers; give it alone, or set data.by_name if the module "
-                    "takes each column as a keyword argument"
+                    f"{where}: column {name} is not a column of numbers; give it alone, or set data.by_name if the "
+                    "module takes each column as a keyword argument"
                 )
         return np.stack([first, *others], axis=1)
 

@@ -192,7 +192,9 @@ def _cifar_labelled(paths: list[Path]) -> Labelled:
             raise UserError(f"{path} does not exist; move {path.parent} away and run: narrowcast data fetch {NAME}")
         values = np.fromfile(path, np.uint8)
         if len(values) == 0 or len(values) % RECORD:
-            raise UserError(f"{path}: has {len(values)} bytes, no multiple of {RECORD}; download the file again")
+            raise UserError(
+                f"{path}: has {len(values)} bytes, which is not a multiple of {RECORD}; download the file again"
+            )
         batch = values.reshape(-1, RECORD)
         check_labels(batch[:, 0].astype(np.int64), CIFAR_CLASSES, str(path))
         batches.append(batch)
@@ -392,7 +394,7 @@ class _ClassFolders:
                 )
 
     def labelled(self, classes: Sequence[str]) -> list[tuple[Path, int]]:
-        """Return the images with their class indices; raise `UserError` for a folder that is no class."""
+        """Return the images with their class indices; raise `UserError` for a folder that is not a class."""
         if unknown := [name for name in self.images if name not in classes]:
             raise UserError(f"{self.path / unknown[0]}: train has no class of this name; rename or remove the folder")
         if self.loose and not any(self.images.values()):

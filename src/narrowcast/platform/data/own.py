@@ -293,7 +293,7 @@ def _finite(features: NDArray[Any], where: str) -> NDArray[np.float32]:
         numbers = features.astype(np.float32)
     if len(wrong := np.argwhere(~np.isfinite(numbers.reshape(len(numbers), -1)))):
         raise UserError(
-            f"{where}: sample {wrong[0][0]} has a feature that is no finite float32 number; replace missing values"
+            f"{where}: sample {wrong[0][0]} has a feature that is not a finite float32 number; replace missing values"
         )
     return numbers
 
@@ -447,7 +447,7 @@ def _class_labels(part: OwnPart) -> NDArray[Any]:
     if not _are_whole(labels):
         wrong = next(sample for sample, label in enumerate(labels) if not _are_whole(labels[sample : sample + 1]))
         raise UserError(
-            f"{part.where}: label {labels[wrong]} of sample {wrong} is no whole number, as classes are; correct or "
+            f"{part.where}: label {labels[wrong]} of sample {wrong} is not a whole number, as classes are; correct or "
             "remove such samples, or set data.targets=numbers"
         )
     return labels.astype(np.int64)
@@ -460,7 +460,7 @@ def _numbers(part: OwnPart) -> NDArray[np.float32]:
         numbers = np.array(labels, dtype=np.float32).reshape(len(labels), -1)
     if (wrong := np.argwhere(~np.isfinite(numbers))).size:
         raise UserError(
-            f"{part.where}: sample {wrong[0][0]} has a label that is no finite float32 number; remove such samples"
+            f"{part.where}: sample {wrong[0][0]} has a label that is not a finite float32 number; remove such samples"
         )
     return numbers
 

@@ -69,7 +69,7 @@ def read_features(path: Path) -> NDArray[np.float32]:
         rises = indptr.shape == (n_rows + 1,) and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
         inside = columns.ndim == 1 and ((columns >= 0) & (columns < n_columns)).all()
         if not (0 < n_rows * n_columns <= _MOST_VALUES and rises and inside):
-            raise UserError(f"{path}: is no matrix in compressed rows; {_ADVICE}")
+            raise UserError(f"{path}: is not a matrix in compressed rows; {_ADVICE}")
         if not indptr[-1] == len(columns) == len(values):
             raise UserError(f"{path}: has {len(columns)} columns for {len(values)} values; {_ADVICE}")
         if not np.isfinite(values).all():
@@ -122,7 +122,7 @@ def _size(value: Any) -> int:
 def _array(record: Any) -> NDArray[Any]:
     """Return the array that a record describes: version 1, shape, type, order and bytes."""
     if not (isinstance(record, _Record) and record.name == _ARRAY and isinstance(record.state, tuple)):
-        raise ValueError("is no array")
+        raise ValueError("is not an array")
     version, shape, type_, by_columns, content = record.state
     sizes = list(map(_size, shape))
     if version != 1 or not isinstance(type_, _Record) or type_.name != _TYPE or type_.state != _STATE_OF_TYPE:
@@ -207,7 +207,7 @@ def _tree(file: IO[bytes]) -> Any:  # noqa: PLR0912 - a branch for each opcode
 
 def _named(name: Any) -> _Name:
     if name not in _NAMES:
-        raise ValueError(f"names {name.replace(' ', '.'):.100}, which is no part of an array")
+        raise ValueError(f"names {name.replace(' ', '.'):.100}, which is not part of an array")
     return _Name(name)
 
 

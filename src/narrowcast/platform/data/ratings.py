@@ -125,7 +125,7 @@ class RatingTable:
             column = column.cast(pa.int32())
         elif pa.types.is_time(kind) or pa.types.is_boolean(kind):
             raise UserError(
-                f"{self.path}: column {self.names[field]} holds {kind}, which is no time; give numbers or dates"
+                f"{self.path}: column {self.names[field]} holds {kind}, which is not a time; give numbers or dates"
             )
         try:
             return np.asarray(column.cast(pa.int64()).to_numpy())

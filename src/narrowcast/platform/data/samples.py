@@ -109,7 +109,7 @@ class Samples:
 
     `held_out_users` has the client of each sample of `validation` and `test`, [n], if these come from the clients' own
     users. Otherwise `of_clients` deals these samples to the clients, by `seed`. `public` samples are held by all
-    clients and are nobody's own.
+    clients and belong to no client.
     """
 
     name: str

@@ -87,7 +87,7 @@ def check_ownership(data: Dataset) -> None:
         _require(len(np.unique(data.order)) == len(data.order), "two clients train on one sample")
     examples = np.asarray(data.examples)
     _require((examples >= 0).all(), "a client has fewer than no examples")
-    _require(examples.sum() > 0, "nobody has an example")
+    _require(examples.sum() > 0, "no client has an example")
 
 
 def check_held_out(data: Dataset) -> None:

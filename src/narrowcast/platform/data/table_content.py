@@ -133,7 +133,7 @@ def text_stream(path: Path) -> Iterator[Any]:
 
 
 def check_text(path: Path, dialect: Dialect) -> None:
-    """Raise `UserError` if a file is no text in the encoding of the dialect, as far as its first bytes tell."""
+    """Raise `UserError` if a file is not text in the encoding of the dialect, as far as its first bytes tell."""
     with text_stream(path) as stream:
         head = stream.read(_HEAD_BYTES)
     for magic, advice in _OTHERS.items():

@@ -57,7 +57,7 @@ _UNREADABLE_NPZ = (
 
 @contextmanager
 def npz_arrays(path: Path, content: str) -> Iterator[Any]:
-    """Open the arrays of a .npz file; raise `UserError` if it is none, is damaged, or an array of it is pickled.
+    """Open the arrays of a .npz file; raise `UserError` if it is not one, is damaged, or an array of it is pickled.
 
     `content` is named by the advice: what to write with numpy.savez.
     """

@@ -83,7 +83,7 @@ def averaged_names(module: nn.Module, statistics: Sequence[str]) -> tuple[str, .
 
 
 def own_names(module: nn.Module, statistics: Sequence[str]) -> tuple[str, ...]:
-    """Return what a client keeps: statistics that are no counters, and the trained parameters of their layers."""
+    """Return what a client keeps: statistics that are not counters, and the trained parameters of their layers."""
     layers = {name.rpartition(".")[0] for name in statistics}
     parameters = (name for name in trained_of(module) if name.rpartition(".")[0] in layers)
     return (*parameters, *averaged_names(module, statistics))

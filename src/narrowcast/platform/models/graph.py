@@ -163,8 +163,8 @@ class GCN(Section):
         """Raise `UserError` unless the data are a graph."""
         if not isinstance(data, NodeGraph):
             raise UserError(
-                f"model.kind = {self.kind} needs a graph, but {data.name} is none; use data.kind = cora, citeseer, "
-                "block_model or graph_npz, or another model"
+                f"model.kind = {self.kind} needs a graph, but {data.name} is not a graph; use data.kind = cora, "
+                "citeseer, block_model or graph_npz, or another model"
             )
 
     def init_server(self, data: NodeGraph, seed: int) -> Arrays:

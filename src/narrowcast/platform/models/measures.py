@@ -64,7 +64,7 @@ def per_position_mean(values: Tensor, targets: Tensor) -> Tensor:
 def differences(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return outputs less targets, [n, k]; raise `ValueError` if the shapes differ, which would be broadcast."""
     if outputs.shape != targets.shape:
-        raise ValueError(f"outputs {list(outputs.shape)} are no predictions of targets {list(targets.shape)}")
+        raise ValueError(f"outputs {list(outputs.shape)} are not predictions of targets {list(targets.shape)}")
     return outputs - targets
 
 

@@ -81,8 +81,8 @@ def build_module(make: Callable[[], Any], dtype: str, inputs: Callable[[], Input
     module = unwrapped(module)
     if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
         raise UserError(
-            f"{named} is compiled by torch.jit, which lets nobody replace its parameters; give the module as it was "
-            "before torch.jit.script or torch.jit.trace"
+            f"{named} is compiled by torch.jit, which does not allow its parameters to be replaced; give the module as "
+            "it was before torch.jit.script or torch.jit.trace"
         )
     if absent := [name for name, each in named_tensors(module).items() if each.is_meta]:
         raise UserError(f'{named} has {absent[0]} on the device "meta", without values; build it on the CPU')

@@ -469,7 +469,7 @@ def _try_means(metric: Metric, means: FloatArray) -> None:
         return
     except (TypeError, ValueError, IndexError) as error:
         raise UserError(
-            f"model.metrics: of_means of {metric.name} returns no number of {len(means)} means "
+            f"model.metrics: of_means of {metric.name} does not return a number for {len(means)} means "
             f"({described(error)}); fix it"
         ) from error
 

@@ -65,7 +65,7 @@ def _chunks(live: LiveState, clients: IntArray, version: int) -> list[Chunk]:
 
 
 def fill_buffer(live: LiveState, broadcast: Broadcast) -> tuple[AsyncState, float]:
-    """Return the state and the simulated second once a buffer is full, or nobody is at work or can be dispatched."""
+    """Return the state and the simulated second once a buffer is full, or no client is at work or can be dispatched."""
     schedule, now = _schedule(live.run), live.simulated_seconds
     state = live.schedule or AsyncState()
     while (state.in_flight.arrives_at <= now).sum() < schedule.buffer_size:

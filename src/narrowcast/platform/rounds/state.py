@@ -342,7 +342,7 @@ class RunState:
 
     @classmethod
     def unpacked(cls, tensors: Arrays, metadata: Mapping[str, str]) -> Self:
-        """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is none."""
+        """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is not one."""
         return cls(
             round_index=int(metadata["round_index"]),
             uplink_bits=int(metadata["uplink_bits"]),

@@ -14,7 +14,7 @@ ITERATION_COLUMNS = frozenset(
         *("wall_seconds", "log_wall_seconds", "logged_at_ms"),
     )
 )
-"""The columns of an iteration's row of the journal that are no metrics of the problem."""
+"""The columns of an iteration's row of the journal that are not metrics of the problem."""
 
 
 class KeptState(Protocol):
@@ -34,7 +34,7 @@ class KeptState(Protocol):
 
     @classmethod
     def unpacked(cls, tensors: Arrays, metadata: Mapping[str, str]) -> Self:
-        """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is none."""
+        """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is not one."""
         ...
 
 

@@ -303,7 +303,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _parts(head: bytes) -> tuple[str, dict[str, str]]:
-    """Return the target and the headers of a request, by their names in small letters; both empty if it is none."""
+    """Return the target and the headers of a request, by their names in small letters; both empty if malformed."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     pairs = (line.partition(":") for line in lines)
@@ -312,7 +312,7 @@ def _parts(head: bytes) -> tuple[str, dict[str, str]]:
 
 def _in_address(target: str) -> str:
     """Return the token in the address of a request, empty if it has none."""
-    with suppress(ValueError):  # an address that is none
+    with suppress(ValueError):  # not an address
         return parse_qs(urlsplit(target).query).get(_PARAMETER, [""])[0]
     return ""
 
