@@ -19,7 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
-from narrowcast.platform.storage.disk import Disk, using
+from narrowcast.platform.storage.disk import Disk, use_disk
 from narrowcast.platform.storage.journal import encoded
 from narrowcast.runs import session
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 def run_seconds(disk: Disk, rounds: int) -> float:
     settings = [f"rounds={rounds}", "evaluate_every=100", "tracking.system_metrics=false", "backend=local"]
-    with tempfile.TemporaryDirectory(prefix="narrowcast-journal-") as output, using(disk):
+    with tempfile.TemporaryDirectory(prefix="narrowcast-journal-") as output, use_disk(disk):
         (prepared,) = session.prepare_runs("fedavg-digits", settings, Path(output))
         began = time.perf_counter()
         session.run(prepared, lambda _: None)

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import narrowcast.algorithms.secure.schemes as optional
-from narrowcast.platform.config.plugins import EXTRA_OF, advice, check_installed
+from narrowcast.platform.config.plugins import EXTRA_OF, check_installed, missing_extra_message
 from narrowcast.platform.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +93,10 @@ def test_every_library_of_an_extra_has_its_advice() -> None:
         assert library in [Requirement(each).name for each in EXTRAS[extra]]
         assert library not in [Requirement(each).name for each in PROJECT["project"]["dependencies"]]
         check_installed(library, "this")
-    assert advice("cmaes", "tune") == "tune needs cmaes, which is not installed; pip install 'narrowcast[tune]'"
+    assert (
+        missing_extra_message("cmaes", "tune")
+        == "tune needs cmaes, which is not installed; pip install 'narrowcast[tune]'"
+    )
 
 
 @pytest.mark.parametrize(("module", "extra"), [("phe.nowhere", "paillier"), ("tenseal.nowhere", "he")])

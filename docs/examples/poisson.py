@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.extend import Arrays, FloatArray, Report, UserError, generator
+from narrowcast.extend import Arrays, FloatArray, StepResult, UserError, generator
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class ConjugateGradients(BaseModel):
         del seed
         return {"values": np.zeros_like(problem.right), "residual": problem.right, "direction": problem.right}
 
-    def step(self, problem: Grid, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: Grid, state: Arrays) -> tuple[Arrays, StepResult]:
         """Minimise along the direction and turn it."""
         residual, direction = state["residual"], state["direction"]
         image = problem.laplacian(direction)
         length = (residual * residual).sum() / (direction * image).sum()
         values, after = state["values"] + length * direction, residual - length * image
         turn = (after * after).sum() / (residual * residual).sum()
-        report = Report(float(np.linalg.norm(after) / np.linalg.norm(problem.right)))
+        report = StepResult(float(np.linalg.norm(after) / np.linalg.norm(problem.right)))
         return {"values": values, "residual": after, "direction": after + turn * direction}, report
 
     def answer(self, state: Arrays) -> Arrays:

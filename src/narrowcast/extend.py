@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from narrowcast.platform.rounds.plan import Schedule
     from narrowcast.platform.rounds.sampling import Availability
     from narrowcast.platform.seeds import generator
-    from narrowcast.platform.solving import Problem, ProblemSource, Report, Solver, Work
+    from narrowcast.platform.solving import Problem, ProblemSource, Solver, StepResult, Work
     from narrowcast.platform.types import (
         Arrays,
         BoolArray,
@@ -131,7 +131,6 @@ __all__ = [
     "Quantiser",
     "RankPolicy",
     "Reader",
-    "Report",
     "Sampler",
     "Samples",
     "Schedule",
@@ -140,6 +139,7 @@ __all__ = [
     "Signal",
     "Solver",
     "Stage",
+    "StepResult",
     "SymbolStage",
     "Task",
     "Tensors",
@@ -206,7 +206,7 @@ _HOMES = {
     "Schedule": "platform.rounds.plan",
     "generator": "platform.seeds",
     "Availability": "platform.rounds.sampling",
-    **dict.fromkeys(("Problem", "ProblemSource", "Report", "Solver", "Work"), "platform.solving"),
+    **dict.fromkeys(("Problem", "ProblemSource", "StepResult", "Solver", "Work"), "platform.solving"),
     **dict.fromkeys(
         (
             "Arrays",

@@ -18,7 +18,7 @@ from narrowcast.cluster.executor import RayExecutor
 from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.rounds.state import RunState
 from narrowcast.platform.storage.disk import disk, make_folders
-from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.host import host_clock
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.tracking import cursor, sender
 from narrowcast.runs import folder, outputs, session
@@ -39,7 +39,7 @@ def _never_synced(which: Callable[[Path], bool]) -> Variant:
 def _in_place() -> ExitStack:
     def write(path: Path, content: bytes, **_: Any) -> None:
         make_folders(path.parent)
-        disk().fill(path, lambda place: place.write_bytes(content))
+        disk().write_with(path, lambda place: place.write_bytes(content))
         disk().sync(path)
         disk().sync(path.parent)
 
@@ -82,7 +82,7 @@ def _new_stamps() -> AbstractContextManager[Any]:
     whole = sender.send_rounds
 
     def send(store: StoreAddress, run_id: str, rows: Any) -> int:
-        return whole(store, run_id, [{**row, "logged_at_ms": int(host_time().wall() * 1000)} for row in rows])
+        return whole(store, run_id, [{**row, "logged_at_ms": int(host_clock().wall() * 1000)} for row in rows])
 
     return patch.object(sender, "send_rounds", send)
 

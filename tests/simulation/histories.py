@@ -40,12 +40,12 @@ from narrowcast import packaged
 from narrowcast.catalog import DATA
 from narrowcast.platform.config.files import read_yaml, write_yaml
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.storage.disk import using
-from narrowcast.platform.storage.host import time_of
+from narrowcast.platform.storage.disk import use_disk
+from narrowcast.platform.storage.host import use_clock
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.tracking.store import metric_name
 from narrowcast.runs import folder, outputs, session
-from narrowcast.runs.session import send_missing
+from narrowcast.runs.session import sync_run
 
 _MOST_PROCESSES = 12
 _FAILURES = 0.03  # of each call to the store and to a host
@@ -121,8 +121,8 @@ def _machine(host: SimulatedHost, failures: float) -> Iterator[_Machine]:
             SimulatedStore(host, failures),
             root / "output",
         )
-        stack.enter_context(using(machine.disk))
-        stack.enter_context(time_of(machine.time))
+        stack.enter_context(use_disk(machine.disk))
+        stack.enter_context(use_clock(machine.time))
         stack.enter_context(simulated_store.in_force(machine.store))
         stack.enter_context(simulated_ray.in_force(SimulatedRay(host, failures)))
         stack.enter_context(patch.dict(DATA.kinds, SOURCES))
@@ -244,7 +244,7 @@ class _Simulation:
 
     def _sync(self) -> None:
         self.machine.host.tell(f"process {self.history.processes}: sync")
-        send_missing(self.folder, None)
+        sync_run(self.folder, None)
 
     def _follow(self, error: Exception) -> None:
         """Do what the line says; every line has to say something that helps."""

@@ -86,9 +86,9 @@ class SimulatedDisk(Disk):
 
         self._do("create", path, partly)
 
-    def fill(self, path: Path, write: Callable[[Path], object]) -> None:
+    def write_with(self, path: Path, write: Callable[[Path], object]) -> None:
         def partly(part: float) -> None:
-            super(SimulatedDisk, self).fill(path, write)
+            super(SimulatedDisk, self).write_with(path, write)
             content = path.read_bytes()
             if part < 1:
                 os.truncate(path, int(len(content) * part))

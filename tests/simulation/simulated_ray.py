@@ -24,7 +24,7 @@ from simulated_host import KilledError, PowerCutError, SimulatedHost
 
 from narrowcast.cluster import executor, hosts, session
 from narrowcast.cluster import hosts as key_service
-from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.host import host_clock
 
 _PASSED_ON = (KeyboardInterrupt, KilledError, PowerCutError, AssertionError)
 
@@ -193,7 +193,7 @@ class SimulatedRay:
         reference.settle()
         if not reference.answered:
             assert timeout is not None, "this call would wait for ever"
-            host_time().sleep(timeout)
+            host_clock().sleep(timeout)
             raise GetTimeoutError
         if reference.error is not None:
             raise reference.error
@@ -212,7 +212,7 @@ class SimulatedRay:
             if len(answered) == num_returns:
                 break
         if not answered:
-            host_time().sleep(timeout or 0)
+            host_clock().sleep(timeout or 0)
         return answered, [each for each in references if each not in answered]
 
     def kill(self, actor: _Actor) -> None:

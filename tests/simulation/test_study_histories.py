@@ -33,7 +33,7 @@ def test_a_seed_has_one_history_of_a_study() -> None:
 def test_leases_by_the_wall_clock_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def lease(_: StudyClient, trial: FrozenTrial, attributes: Mapping[str, Any]) -> str:
         beat = attributes.get(client._HEARTBEAT + trial.user_attrs[OWNER], 0.0)
-        return "alive" if time.time() - beat < 60.0 else "over"
+        return "active" if time.time() - beat < 60.0 else "expired"
 
     monkeypatch.setattr(StudyClient, "_lease", lease)
     assert any(simulate_study(seed).broken for seed in range(_SEEDS))

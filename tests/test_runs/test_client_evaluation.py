@@ -16,7 +16,7 @@ from command_line import narrowcast
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.state import Run, start
-from narrowcast.runs.learning import remarks
+from narrowcast.runs.learning import ineffective_settings
 from narrowcast.runs.result import load_result
 from narrowcast.runs.verification import verify
 
@@ -71,13 +71,13 @@ def test_nothing_else_of_the_run_changes(output: Path) -> None:
 def test_few_samples_and_clients_without_any_are_said() -> None:
     experiment = load_experiment("fedavg-digits", ["evaluate_clients=test"])
     task = experiment.task(experiment.data_source.load())
-    said = list(remarks(experiment, task, start(Run(experiment, experiment.algorithm, task))))
+    said = list(ineffective_settings(experiment, task, start(Run(experiment, experiment.algorithm, task))))
     assert said == [
         "4 of 200 clients have no test samples; metrics over clients leave them out",
         "evaluate_clients: half of the clients have 2 test samples or fewer; their metrics are coarse",
     ]
     task = experiment.task(replace(task.data, test=task.data.test.take(np.arange(50))))
-    assert next(remarks(experiment, task, start(Run(experiment, experiment.algorithm, task)))) == (
+    assert next(ineffective_settings(experiment, task, start(Run(experiment, experiment.algorithm, task)))) == (
         "150 of 200 clients have no test samples; metrics over clients leave them out"
     )
 

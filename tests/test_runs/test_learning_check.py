@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 import narrowcast as nc
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.errors import LearnedNothing
+from narrowcast.platform.errors import NoLearningError
 from narrowcast.platform.rounds import loop
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.runs import learning
@@ -50,7 +50,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_error_names_the_cause_and_what_to_change(output: Path, overrides: dict[str, object], said: str) -> None:
-    with pytest.raises(LearnedNothing) as raised:
+    with pytest.raises(NoLearningError) as raised:
         nc.run("fedavg-digits", {**SMALL, "name": "vain", **overrides}, output=output, progress=False)
     assert said in str(raised.value)
     assert not hasattr(raised.value, "__notes__"), "a resume would end in the same way"
@@ -97,7 +97,7 @@ def test_a_run_that_fails_before_its_first_round_and_may_go_on_keeps_its_folder(
 
 def test_a_resume_ends_in_the_same_way(output: Path) -> None:
     for resume in (False, True):
-        with pytest.raises(LearnedNothing, match="no client was available"):
+        with pytest.raises(NoLearningError, match="no client was available"):
             nc.run("fedavg-digits", {**SMALL, "name": "again", **NEVER}, output=output, progress=False, resume=resume)
 
 
@@ -115,7 +115,7 @@ def test_replicas_that_learn_have_their_results(output: Path) -> None:
 def test_a_replica_that_learns_nothing_ends_early_and_the_others_do_not(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("narrowcast.runs.learning.MOST_ROUNDS_IN_VAIN", 3)
+    monkeypatch.setattr("narrowcast.runs.learning.MAX_ROUNDS_WITHOUT_UPDATES", 3)
     trained: list[tuple[int, ...]] = []
     train = loop.train_together
     monkeypatch.setattr(
@@ -136,9 +136,9 @@ def test_a_replica_that_learns_nothing_ends_early_and_the_others_do_not(
 
 
 def test_a_long_run_ends_early_and_one_upload_is_enough(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("narrowcast.runs.learning.MOST_ROUNDS_IN_VAIN", 3)
+    monkeypatch.setattr("narrowcast.runs.learning.MAX_ROUNDS_WITHOUT_UPDATES", 3)
     long = {**SMALL, "rounds": 9, "name": "long", "deadline_seconds": 1e-6}
-    with pytest.raises(LearnedNothing):
+    with pytest.raises(NoLearningError):
         nc.run("fedavg-digits", long, output=output, progress=False)
     assert Journal.read(output / "long").last_step == 3
     rare = {**SMALL, "rounds": 9, "name": "rare", "availability": {"kind": "bernoulli", "probability": 0.01}}

@@ -17,8 +17,8 @@ from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.state import RunState
-from narrowcast.platform.storage.disk import Disk, using
-from narrowcast.platform.storage.host import SystemTime, time_of
+from narrowcast.platform.storage.disk import Disk, use_disk
+from narrowcast.platform.storage.host import SystemClock, use_clock
 from narrowcast.platform.storage.journal import Journal, read_lines
 from narrowcast.platform.tracking import sender
 from narrowcast.platform.tracking.sender import send_rounds
@@ -39,7 +39,7 @@ SETTINGS = (
 )
 
 
-class SilentTime(SystemTime):
+class SilentTime(SystemClock):
     """The clocks of this machine, and no work in the background: nothing but a checkpoint syncs the journal."""
 
     def repeat(self, *_: object) -> SilentTime:
@@ -80,7 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     output = tmp_path_factory.mktemp("recorded")
     settings = (*SETTINGS, f"tracking.uri=sqlite:///{output.with_name('mlflow.db')}")
     disk = RecordingDisk()
-    with using(disk), time_of(SilentTime()):
+    with use_disk(disk), use_clock(SilentTime()):
         (prepared,) = session.prepare_runs("fedavg-digits", settings, output)
         result = session.run(prepared, lambda _: None)
     return Recorded(output, disk.operations, result["model_sha256"], _rows(Journal.open(output / NAME)))
@@ -115,7 +115,7 @@ def played(prepared: PreparedExperiment) -> RunState:
 
 
 def assert_it_resumes(run: Recorded, state: CrashState, output: Path) -> None:
-    with using(QuickDisk()), time_of(SilentTime()):
+    with use_disk(QuickDisk()), use_clock(SilentTime()):
         prepared = prepared_from(state, output)
         if prepared is None:
             assert run.rounds_before(state.after) == 0
@@ -136,7 +136,7 @@ def test_a_run_resumes_from_a_cut_at_each_step_before_its_first_round(tmp_path: 
     begun = Counter[bool]()
     for after in range(first + 1):
         for rule in ("names without data", "anything"):
-            with using(QuickDisk()):
+            with use_disk(QuickDisk()):
                 prepared = prepared_from(
                     crash_state(run.operations, run.output, after, rule), tmp_path / f"{after} {rule}"
                 )
@@ -160,7 +160,7 @@ def test_the_states_find_a_journal_that_is_not_synced(tmp_path: Path, run: Recor
     journal = run.output / NAME / "journal.jsonl"
     unsynced = [each for each in run.operations if not (each.kind == "sync" and each.path == journal)]
     state = crash_state(unsynced, run.output, int(share * len(unsynced)), "only what was synced")
-    with using(QuickDisk()), pytest.raises(UserError, match=r"ends at round 0, before the checkpoints in .*; start"):
+    with use_disk(QuickDisk()), pytest.raises(UserError, match=r"ends at round 0, before the checkpoints in .*; start"):
         prepared_from(state, tmp_path / "runs")
 
 
@@ -179,7 +179,7 @@ def test_what_mlflow_has_is_in_the_journal_and_what_the_cursor_counts_is_in_mlfl
     monkeypatch.setattr(sender, "send_rounds", send)
     output = tmp_path / "runs"
     output.mkdir()
-    with using(disk):
+    with use_disk(disk):
         (prepared,) = session.prepare_runs("fedavg-digits", (*SETTINGS, "rounds=60"), output)
         played(prepared)
     assert len(sent) > 3

@@ -21,7 +21,7 @@ from narrowcast.platform.rounds.state import RunState
 from narrowcast.platform.storage.checkpoint import load_checkpoint
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.runs.prepared import prepare_resume
-from narrowcast.runs.session import send_missing
+from narrowcast.runs.session import sync_run
 
 pytestmark = [
     pytest.mark.slow,
@@ -248,7 +248,7 @@ def test_a_run_at_work_is_left_alone(tmp_path: Path, start: Start, uninterrupted
     with pytest.raises(UserError, match=f"another process is at work on {folder}; wait"):
         prepare_resume(folder, None)
     with pytest.raises(UserError, match=f"another process is at work on {folder}; wait"):
-        send_missing(folder, None)
+        sync_run(folder, None)
     command.send(signal.SIGCONT)
     assert command.wait() == 0, command.err
     assert_same_results(folder, uninterrupted)

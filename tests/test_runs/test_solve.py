@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 import narrowcast as nc
 from command import Command
-from narrowcast.platform.solving import Report, SolveState, begin, iterations
+from narrowcast.platform.solving import SolveState, StepResult, begin, iterations
 from narrowcast.runs import session
 from narrowcast.runs.prepared import PreparedSolve
 from narrowcast.runs.verification import verify
@@ -191,10 +191,10 @@ class Broken:
         del problem, seed
         return {"count": np.zeros(1)}
 
-    def step(self, problem: Any, state: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Report]:
+    def step(self, problem: Any, state: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], StepResult]:
         """Count."""
         del problem
-        return {"count": state["count"] + 1}, Report(np.nan if state["count"][0] >= 2 else 1.0)
+        return {"count": state["count"] + 1}, StepResult(np.nan if state["count"][0] >= 2 else 1.0)
 
     def answer(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the count."""

@@ -20,12 +20,12 @@ import narrowcast as nc
 from command_line import assert_refused, narrowcast, run_folders
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.run_fields import StoreAddress
-from narrowcast.platform.storage.disk import Disk, using
+from narrowcast.platform.storage.disk import Disk, use_disk
 from narrowcast.platform.storage.journal import Journal, locked
 from narrowcast.platform.tracking import sender as mlflow_run
 from narrowcast.platform.tracking.cursor import Cursor
 from narrowcast.platform.tracking.sender import Sender
-from narrowcast.runs.session import send_missing
+from narrowcast.runs.session import sync_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 SETTINGS = {"data.clients": 20, "rounds": 3, "tracking.system_metrics": False, "name": "digits"}
@@ -105,7 +105,7 @@ def test_what_is_sent_later_goes_to_a_new_run_if_the_old_one_is_gone(
     store, before = f"sqlite:///{output}/mlflow.db", Cursor.load(output / "digits")
     params = MlflowClient(store).get_run(before.run_id).data.params
     MlflowClient(store).delete_run(before.run_id)
-    assert send_missing(output / "digits", None) == 3
+    assert sync_run(output / "digits", None) == 3
     after = Cursor.load(output / "digits")
     assert "has no run" in caplog.text
     assert sent(store, after.run_id) == [1, 2, 3]
@@ -113,9 +113,9 @@ def test_what_is_sent_later_goes_to_a_new_run_if_the_old_one_is_gone(
     assert (stored.info.status, stored.info.run_name) == ("FINISHED", "digits")
     assert stored.data.params == params
     assert stored.inputs.dataset_inputs[0].dataset.name == "digits"
-    assert send_missing(output / "digits", None) == 0
+    assert sync_run(output / "digits", None) == 0
     (output / "digits" / "tracking.json").unlink()
-    assert send_missing(output / "digits", None) == 3
+    assert sync_run(output / "digits", None) == 3
 
 
 def test_a_copy_of_a_run_does_not_write_into_the_mlflow_run_of_the_original(output: Path) -> None:
@@ -141,17 +141,17 @@ class DiskWithout(Disk):
             raise OSError(28, "No space left on device", str(path))
         super().create(path, content, mode)
 
-    def fill(self, path: Path, write: Any) -> None:
+    def write_with(self, path: Path, write: Any) -> None:
         if path.name.startswith(self._name):
             raise OSError(28, "No space left on device", str(path))
-        super().fill(path, write)
+        super().write_with(path, write)
 
 
 @pytest.mark.parametrize("name", ["tracking.json", "config.yaml", "round-"])
 def test_a_run_that_fails_before_its_first_checkpoint_leaves_a_failed_mlflow_run_and_no_folder(
     tmp_path: Path, name: str
 ) -> None:
-    with using(DiskWithout(name)), pytest.raises(nc.RunFailed, match="No space left on device"):
+    with use_disk(DiskWithout(name)), pytest.raises(nc.RunFailed, match="No space left on device"):
         run(tmp_path)
     assert run_folders(tmp_path) == []
     assert [each.info.status for each in runs_in(f"sqlite:///{tmp_path}/mlflow.db")] == ["FAILED"]
@@ -193,7 +193,7 @@ class FailingDisk(Disk):
 def test_a_disk_that_fails_is_not_reported_as_the_store_s_fault(output: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = output / "digits"
     cursor = Cursor(Cursor.load(folder).uri, Cursor.load(folder).run_id)
-    with using(FailingDisk()):
+    with use_disk(FailingDisk()):
         sender = Sender(folder, StoreAddress(cursor.uri), cursor, Journal.open(folder))
         assert not sender.close(60, "FAILED")
     assert [each.getMessage().partition(" (")[0] for each in caplog.records] == [f"cannot write to {folder}"]

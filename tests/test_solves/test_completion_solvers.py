@@ -10,7 +10,7 @@ import pytest
 
 import dense_completion
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.solving import Report, Solver
+from narrowcast.platform.solving import Solver, StepResult
 from narrowcast.platform.types import Arrays
 from narrowcast.solves.alternating import ALS, LMaFit, PowerFactorisation
 from narrowcast.solves.completion_problems import Completion, SyntheticCompletion
@@ -46,8 +46,8 @@ EXACT = {
 """Fields with which the iterations are solved to the end, as in the references."""
 
 
-def solve(solver: Solver, problem: Completion, iterations: int, tolerance: float = 0.0) -> tuple[Arrays, Report]:
-    state, report = solver.init(problem, 0), Report(np.inf)
+def solve(solver: Solver, problem: Completion, iterations: int, tolerance: float = 0.0) -> tuple[Arrays, StepResult]:
+    state, report = solver.init(problem, 0), StepResult(np.inf)
     for _ in range(iterations):
         state, report = solver.step(problem, state)
         if report.status != "running" or report.residual <= tolerance:

@@ -24,7 +24,7 @@ from narrowcast.tuning.pruning import LearningCurve
 from narrowcast.tuning.settings import StudySettings, trial_metrics
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.storage import open_storage
-from narrowcast.tuning.trials import ONE_TOO_MANY, OWNER, VOID
+from narrowcast.tuning.trials import DISCARDED, OWNER, SURPLUS
 
 SPACE = {
     "rate": {"kind": "float", "low": 0.01, "high": 1, "log": True},
@@ -166,7 +166,7 @@ def test_a_trial_too_many_takes_no_draw(tmp_path: Path) -> None:
     first = client(tmp_path / "late", {**settings, "trials": 2})
     found = [asked.params for asked in iter(first.ask, None)]
     surplus = first.study.ask()
-    surplus.set_user_attr(VOID, ONE_TOO_MANY)
+    surplus.set_user_attr(DISCARDED, SURPLUS)
     first.study.tell(surplus, state=TrialState.FAIL)
     more = client(tmp_path / "late", {**settings, "trials": 4})
     assert found + [asked.params for asked in iter(more.ask, None)] == expected

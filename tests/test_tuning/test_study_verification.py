@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 import narrowcast as nc
 from narrowcast.runs.checks import Budget, Check
 from narrowcast.tuning.storage import open_storage
-from narrowcast.tuning.trials import VOID
+from narrowcast.tuning.trials import DISCARDED
 from narrowcast.tuning.verification import verify_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -101,7 +101,7 @@ def test_a_study_with_its_storage_elsewhere_that_lost_trials_has_no_problem(tmp_
     nc.tune(str(file), {"study.storage": storage, "study.trials": 2}, output=tmp_path)
     study = optuna.load_study(study_name="solves", storage=open_storage(storage, 1.0))
     lost = study.ask()
-    lost.set_user_attr(VOID, "its worker died; tried again")
+    lost.set_user_attr(DISCARDED, "its worker died; tried again")
     study.tell(lost, state=TrialState.FAIL)
     folder = nc.tune(str(file), {"study.storage": storage, "study.trials": 4}, output=tmp_path).folder
     assert json.loads((folder / "result.json").read_text())["trials"] == {"complete": 4, "lost": 1}

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
-from narrowcast.platform.solving import Problem, Report, Solver
+from narrowcast.platform.solving import Problem, StepResult, Solver
 from narrowcast.platform.storage.threads import one_thread
 from narrowcast.solves.alternating import LMaFit, PowerFactorisation
 from narrowcast.solves.completion_problems import SyntheticCompletion
@@ -116,7 +116,7 @@ def timed(solver: Solver, problem: Problem, seed: int, seconds: float) -> Iterat
         began = time.perf_counter()
         state = solver.init(problem, seed)
         spent = start = time.perf_counter() - began
-        report, iteration, measured, status, error = Report(1.0), 0, 0.0, "", 1.0
+        report, iteration, measured, status, error = StepResult(1.0), 0, 0.0, "", 1.0
         while not status:
             began = time.perf_counter()
             state, report = solver.step(problem, state)

@@ -32,7 +32,7 @@ from narrowcast.platform.errors import RunFailed, StoreRefused, UserError, disk_
 from narrowcast.platform.solving import Problem, begin
 from narrowcast.platform.storage.disk import GO_ON, write_atomically, writing
 from narrowcast.platform.storage.folder_files import read_json
-from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.host import host_clock
 from narrowcast.platform.storage.journal import AtWork
 from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.tracking.metrics import format_metric, metric_label, primary_metric
@@ -149,12 +149,12 @@ def _prepared(job: InstanceJob, problem: Problem) -> PreparedSolve:
     solve, folder = job.instance.solve, job.output / job.instance.name
     if not has_run(folder):
         return prepare_solve(solve, job.output, problem)
-    deadline = host_time().monotonic() + _OTHER_PROCESS_SECONDS
+    deadline = host_clock().monotonic() + _OTHER_PROCESS_SECONDS
     while True:
         try:
             return resume_solve(folder, solve, problem)
         except AtWork:
-            if host_time().monotonic() > deadline:
+            if host_clock().monotonic() > deadline:
                 raise
             time.sleep(1.0)
 

@@ -21,7 +21,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.storage.step import ITERATION_COLUMNS
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.metrics import ITERATIONS, SOLVER_TIME, Declared, curve, lower_is_better
+from narrowcast.platform.tracking.metrics import ITERATIONS, SOLVER_TIME, LowerIsBetter, curve, lower_is_better
 from narrowcast.platform.types import FloatArray
 from narrowcast.runs.folder import CONFIG, RESULT, differing_settings, settings_of
 from narrowcast.runs.solve_result import SolveResult, load_solve_result
@@ -57,7 +57,7 @@ class GridRun:
         return self.folder.name
 
     @property
-    def declared(self) -> Declared:
+    def declared(self) -> LowerIsBetter:
         """The metrics that the problem declares as better when lower."""
         return self.result.file.lower_is_better if self.result else None
 

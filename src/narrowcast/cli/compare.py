@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from narrowcast.cli.shared import FOLDER, console, names_of_runs, uncollected
+from narrowcast.cli.shared import FOLDER, console, gc_paused, names_of_runs
 from narrowcast.platform.errors import UserError
 
 
@@ -140,7 +140,7 @@ def compare(
     narrowcast compare a b --axis uplink --plot figure.pdf --latex table.tex     for a paper
     """  # noqa: D301 - click wants the character
     names = None if columns is None else [each.strip() for each in columns.split(",") if each.strip()]
-    with uncollected():
+    with gc_paused():
         from narrowcast.api import compare as compare_runs
         from narrowcast.runs.comparison import Comparison
 

@@ -24,7 +24,7 @@ from narrowcast.cli.run import export, run, show, sync, trust, verify
 from narrowcast.cli.shared import complain
 from narrowcast.cli.tune import tune
 from narrowcast.cli.ui import ui
-from narrowcast.platform.config.plugins import EXTRA_OF, advice, said
+from narrowcast.platform.config.plugins import EXTRA_OF, missing_extra_message, said
 from narrowcast.platform.config.redaction import redact, redact_values
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.storage.host import STOPPING
@@ -142,7 +142,7 @@ def main() -> NoReturn:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRA_OF:
             raise
-        _fail(advice(library, "this command"), 2)
+        _fail(missing_extra_message(library, "this command"), 2)
     except RunFailed as error:
         _fail(str(error), 1)
     except SystemExit as error:

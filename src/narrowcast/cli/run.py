@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from narrowcast.cli.shared import FOLDER, TRUST, console, experiments, names_of_runs, print_summaries, uncollected
+from narrowcast.cli.shared import FOLDER, TRUST, console, experiments, gc_paused, names_of_runs, print_summaries
 from narrowcast.platform.config.trust import looking
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.tracking.second_process import second_process
@@ -31,12 +31,12 @@ def sync(names: tuple[str, ...], output: Path, tracking_uri: str | None) -> None
     RUN is a run's name, a pattern of names such as 'fedavg-*', or a folder of several, such as that of a benchmark.
     """
     from narrowcast.runs.folder import find_runs
-    from narrowcast.runs.session import send_missing
+    from narrowcast.runs.session import sync_run
 
     folders, refused = find_runs(names, output, "tracking.json"), []
     for folder in folders:
         try:
-            sent = send_missing(folder, tracking_uri)
+            sent = sync_run(folder, tracking_uri)
         except UserError as error:  # of this run; those after it may be sent
             refused.append(error)
             continue
@@ -310,7 +310,7 @@ def run(
         return
     _announce(asked)
     with second_process():  # begins to import MLflow at once
-        with uncollected():
+        with gc_paused():
             from narrowcast.experiment import Experiment
             from narrowcast.runs import session
             from narrowcast.runs.progress import ProgressDisplay

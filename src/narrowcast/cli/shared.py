@@ -79,10 +79,10 @@ def _matching(names: Iterable[tuple[str, str | None]], incomplete: str) -> list[
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Collect no garbage within the block, and leave what it has made out of later collections.
+def gc_paused() -> Iterator[None]:
+    """Disable garbage collection during imports, then freeze what they allocated.
 
-    The block is for imports: torch and MLflow make half a million objects that stay as long as the process. A second
+    Torch and MLflow make half a million objects that stay as long as the process. A second
     command of the process has imported them already, and would only keep the garbage of the first one for ever.
     """
     if gc.get_freeze_count():

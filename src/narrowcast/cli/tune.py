@@ -82,10 +82,10 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
     from narrowcast.platform.config.files import command
     from narrowcast.tuning.display import StudyDisplay
     from narrowcast.tuning.study import prepare_study, run_study
-    from narrowcast.tuning.trials import counts
+    from narrowcast.tuning.trials import counts_towards_total
 
     prepared = prepare_study(file, output)
-    if done := sum(counts(trial) for trial in prepared.client.trials() if trial.state.is_finished()):
+    if done := sum(counts_towards_total(trial) for trial in prepared.client.trials() if trial.state.is_finished()):
         click.echo(f"{file.name}: continuing after {done} trials")
     try:
         with StudyDisplay(file, prepared.client.n_trials, console()) as display:

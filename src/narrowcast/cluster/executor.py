@@ -29,7 +29,7 @@ from narrowcast.platform.rounds.evaluation import measure_chunk
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Interrupted, Run, RunState
-from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.host import host_clock
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
 
 _BYTES_IN_A_CALL = 64 * 1024
@@ -103,7 +103,7 @@ class RayExecutor:
             raise KeyboardInterrupt
 
     def _send(self, shared: Any, chunks: Sequence[Chunk], hosts: Sequence[Host]) -> dict[ray.ObjectRef[Any], _Call]:
-        deadline = host_time().monotonic() + self._policy.round_timeout_seconds
+        deadline = host_clock().monotonic() + self._policy.round_timeout_seconds
         return {
             host.actor.train.remote(shared, part): _Call(host, part, deadline)
             for host, part in zip(hosts, deal(chunks, len(hosts)), strict=True)
@@ -127,7 +127,7 @@ class RayExecutor:
         nodes: set[str] = set()
         while calls:
             until = min(call.deadline for call in calls.values())
-            answered, _ = ray.wait(list(calls), timeout=max(0.0, until - host_time().monotonic()))
+            answered, _ = ray.wait(list(calls), timeout=max(0.0, until - host_clock().monotonic()))
             reference = answered[0] if answered else min(calls, key=lambda each: calls[each].deadline)
             self._raise_if_stopping()
             call = calls.pop(reference)
@@ -288,7 +288,7 @@ class Driver:
         """Run the rounds after `state` and yield them a few at a time with the failures during them."""
         self._hosts.wait(_START_SECONDS)
         pool = RayExecutor(self._run, self._hosts, self._policy, self._stopping)
-        batch, sent_at = Batch(), host_time().monotonic()
+        batch, sent_at = Batch(), host_clock().monotonic()
         metrics = RunMetrics(self._run.plan.name)
         executor: Executor = Metered(pool, metrics)
         secure = self._secure and self._secure.rounds(RemoteKeyStore(self._key_service), self._run.task)
@@ -300,10 +300,10 @@ class Driver:
             for outcome in rounds(self._run, executor, state, secure):
                 metrics.record(outcome)
                 batch.outcomes.append(outcome)
-                if outcome.state is not None or host_time().monotonic() - sent_at > _BATCH_SECONDS:
+                if outcome.state is not None or host_clock().monotonic() - sent_at > _BATCH_SECONDS:
                     batch.incidents, pool.incidents = pool.incidents, []
                     yield batch
-                    batch, sent_at = Batch(), host_time().monotonic()
+                    batch, sent_at = Batch(), host_clock().monotonic()
         except Interrupted as stop:
             (stopped,) = stop.states
             assert isinstance(stopped, RunState), "these are rounds"

@@ -24,7 +24,7 @@ from narrowcast.platform.rounds.chunks import train_chunks
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.evaluation import measure_chunk
 from narrowcast.platform.rounds.state import Run
-from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.host import host_clock
 from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures, PayloadError
 
@@ -176,10 +176,10 @@ class Hosts:
 
         Raise `RunFailed` if none can within the timeout of the request.
         """
-        began = host_time().monotonic()
+        began = host_clock().monotonic()
         while True:
             self.refill()
-            ready, waited = self.ready(), host_time().monotonic() - began
+            ready, waited = self.ready(), host_clock().monotonic() - began
             if ready and (waited >= seconds_for_all or not self.starting()):
                 return ready
             if waited >= self._request.timeout_seconds:
@@ -191,14 +191,14 @@ class Hosts:
             if pending := self.starting():
                 ray.wait(pending, num_returns=len(pending), timeout=_CHECK_SECONDS / 2)
             else:
-                host_time().sleep(_CHECK_SECONDS / 2)
+                host_clock().sleep(_CHECK_SECONDS / 2)
 
     def _need_in_words(self) -> str:
         return " and ".join(f"{each:g} {kind}" for kind, each in self._request.need.items() if each) or "a host"
 
     def check(self) -> None:
         """Between rounds, account for nodes that joined or left, and move hosts as the placement policy requires."""
-        if host_time().monotonic() - self._checked_at < _CHECK_SECONDS:
+        if host_clock().monotonic() - self._checked_at < _CHECK_SECONDS:
             return
         target = self.refill()
         if not self.starting():  # a host that moves stays until its replacement can train
@@ -208,7 +208,7 @@ class Hosts:
 
     def refill(self) -> dict[str, int]:
         """Start hosts where they fit; return how many each node should have."""
-        at = self._checked_at = host_time().monotonic()
+        at = self._checked_at = host_clock().monotonic()
         nodes = {node.name: node for node in alive_nodes()}
         for host in [host for host in self._hosts if host.node not in nodes]:
             self.fail(host, f"its node {host.node[:8]} left")
@@ -232,7 +232,7 @@ class Hosts:
 
     def _start(self, node: str) -> None:
         actor = ClientHost.options(**self._request.options(node)).remote(*self._arguments)  # type: ignore[attr-defined]
-        self._hosts.append(Host(actor, node, host_time().monotonic(), actor.ready.remote()))
+        self._hosts.append(Host(actor, node, host_clock().monotonic(), actor.ready.remote()))
 
     def kill(self) -> None:
         """Kill all hosts, also from another thread while calls to them are pending."""
@@ -250,6 +250,6 @@ class Hosts:
 
     def drop(self, host: Host) -> None:
         """Stop a host, if it is still there, and place no host on its node for a while."""
-        self._blocked[host.node] = host_time().monotonic() + _BLOCKED_SECONDS
+        self._blocked[host.node] = host_clock().monotonic() + _BLOCKED_SECONDS
         if host in self._hosts:
             self._stop(host)

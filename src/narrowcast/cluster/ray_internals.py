@@ -94,7 +94,7 @@ def clean_up(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """Return the descriptor of a lock that ends with this process; nobody sees the file without the lock."""
+    """Return the descriptor of a lock that ends with this process; the file only becomes visible once it is locked."""
     part = folder / f"{_LOCK}.part"
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

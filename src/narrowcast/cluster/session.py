@@ -32,7 +32,7 @@ from narrowcast.platform.config import plugins
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Interrupted, Run, RunState
-from narrowcast.platform.storage.host import host_time, interruptible
+from narrowcast.platform.storage.host import allow_signals, host_clock
 
 CHECK_SECONDS = 2.0
 _TIMEOUT_SECONDS = 10.0  # a head that restarts within this time is not missed
@@ -128,7 +128,7 @@ def joined(address: str, options: dict[str, Any]) -> Iterator[None]:
         options["runtime_env"] = {"py_modules": [str(each) for each in modules]}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        with interruptible(), _hangups_deferred():
+        with allow_signals(), _hangups_deferred():
             ray.init(address=address, **options)
     except (Exception, SystemExit) as error:  # of a node that starts too slowly Ray raises a plain `Exception`
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
@@ -165,13 +165,13 @@ def _stream(driver: Any, state: RunState, head: Head) -> Generator[Outcome, None
     try:
         while True:
             try:
-                with interruptible() if stop_by == math.inf else nullcontext():
+                with allow_signals() if stop_by == math.inf else nullcontext():
                     _wait(stream, head, stop_by)
             except KeyboardInterrupt:
                 if stop_by < math.inf:
                     raise
                 driver.stop.remote()
-                stop_by = host_time().monotonic() + _STOP_SECONDS
+                stop_by = host_clock().monotonic() + _STOP_SECONDS
                 continue
             try:
                 batch: Batch = ray.get(next(stream))
@@ -195,7 +195,7 @@ def _wait(stream: Any, head: Head, stop_by: float) -> None:
     """Wait for the driver's next batch; raise `KeyboardInterrupt` after its time to stop."""
     while not ray.wait([stream], timeout=CHECK_SECONDS)[0]:
         head.check()
-        if host_time().monotonic() > stop_by:
+        if host_clock().monotonic() > stop_by:
             raise KeyboardInterrupt
     head.check()
 

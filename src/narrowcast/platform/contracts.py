@@ -33,7 +33,7 @@ from narrowcast.platform.types import (
 )
 
 
-class Described(Protocol):
+class RunInput(Protocol):
     """The loaded input of a run, a data set or a problem."""
 
     @property
@@ -60,7 +60,7 @@ class Described(Protocol):
 Split = Literal["validation", "test"]
 
 
-class Dataset(Described, Protocol):
+class Dataset(RunInput, Protocol):
     """The data of all clients, held once and indexed by client."""
 
     @property

@@ -38,14 +38,14 @@ class RunFailed(_OneLine, RuntimeError):  # noqa: N818 - reads as the sentence t
 
 
 class UnresumableFailure(RunFailed):
-    """A failed run that a resume would only repeat: a setting that its results depend on has to change."""
+    """A failure that resuming cannot fix: a setting that the results depend on has to change."""
 
 
 class StoreRefused(UserError):  # noqa: N818 - reads as the sentence the user sees
     """An MLflow store that does not take a run, which is not to blame for it."""
 
 
-class LearnedNothing(UnresumableFailure):
+class NoLearningError(UnresumableFailure):
     """A run whose global model is not the result of its clients' training; resumed, it would end the same way."""
 
 

@@ -88,8 +88,8 @@ class PrivateSeed:
 
     Deliberately not an int: functions that take the public seed reject it. A seed that is `own` to the clients is the
     key of a hash (BLAKE2b) that gives each client its key for a purpose and a round: a stream, or a word of it, tells
-    neither the seed nor any other stream. Other seeds follow from the public one, as anybody who knows that can compute; their
-    streams are made as public ones are.
+    neither the seed nor any other stream. Other seeds follow from the public one, as anybody who knows that can
+    compute; their streams are made as public ones are.
     """
 
     value: int = field(repr=False)

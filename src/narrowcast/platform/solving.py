@@ -19,10 +19,10 @@ import numpy as np
 
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.plugins import said
-from narrowcast.platform.contracts import Described
+from narrowcast.platform.contracts import RunInput
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.state import Interrupted
-from narrowcast.platform.storage.host import host_time, interruptible, stop_waits
+from narrowcast.platform.storage.host import allow_signals, host_clock, stop_requested
 from narrowcast.platform.storage.step import ITERATION, ITERATION_COLUMNS, arrays_under
 from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays
@@ -31,7 +31,7 @@ Status = Literal["running", "converged", "stalled", "diverged"]
 
 
 @dataclass(frozen=True)
-class Report:
+class StepResult:
     """The end of an iteration: the residual that a tolerance is compared with, and whether the solver can go on.
 
     Each solver says what its residual is, such as the relative error on the observed entries. A solver that returns
@@ -53,7 +53,7 @@ class Work:
     measurement: float
 
 
-class Problem(Described, Protocol):
+class Problem(RunInput, Protocol):
     """A problem that is loaded: its data, and how an answer is measured.
 
     One whose measurements may take longer than iterations has a method `measurement_work(answer: Arrays) -> Work` too:
@@ -114,7 +114,7 @@ class Solver(Protocol):
         """Return the state before the first iteration; the time that it takes counts."""
         ...
 
-    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state after one iteration; may reuse the memory of `state`, which is not read again."""
         ...
 
@@ -292,7 +292,7 @@ def iterations(
     out. Raise `Interrupted` if stopped between two
     iterations, and `RunFailed` if the residual is no longer finite, or if the solver diverges.
     """
-    kept_at, recorded = host_time().monotonic(), state.iteration
+    kept_at, recorded = host_clock().monotonic(), state.iteration
     wall = 0.0 if state.iteration else state.solver_seconds  # the first row has the time of the first state too
     ended, spaced = _ends(stopping, state), False
     while not ended:
@@ -339,8 +339,8 @@ def iterations(
                 yield Iteration(state.iteration, state.residual, state.solver_seconds, {}, wall, 0.0, None)
             raise Interrupted([state])
         kept = None
-        if ended or stopping.keeps(state.iteration, host_time().monotonic() - kept_at):
-            kept, kept_at = _copied(state), host_time().monotonic()
+        if ended or stopping.keeps(state.iteration, host_clock().monotonic() - kept_at):
+            kept, kept_at = _copied(state), host_clock().monotonic()
         yield Iteration(state.iteration, state.residual, state.solver_seconds, metrics, wall, measured_for, kept)
         recorded, wall = state.iteration, 0.0
 
@@ -358,10 +358,10 @@ def _naming(last_iteration: Callable[[], int]) -> Iterator[None]:
 
 def _is_stopped() -> bool:
     """Return whether the run was asked to stop, and has to between two iterations."""
-    if not stop_waits():
+    if not stop_requested():
         return False
     try:
-        with interruptible():
+        with allow_signals():
             return False
     except KeyboardInterrupt:
         return True

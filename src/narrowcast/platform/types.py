@@ -164,7 +164,7 @@ class Chunk:
         return np.ones(len(self.clients), dtype=bool) if self.budget_bits is None else bits <= self.budget_bits
 
     def with_room_for(self, bits: int) -> Chunk:
-        """Return a chunk whose budgets leave room for so many bits besides."""
+        """Return the chunk with `bits` subtracted from every budget, 0 at least."""
         if self.budget_bits is None:
             return self
         return replace(self, budget_bits=np.maximum(self.budget_bits - bits, 0))
@@ -303,8 +303,8 @@ class ClientLedger:
         return cls(*(np.concatenate([getattr(part, each.name) for part in parts])[order] for each in fields(cls)))
 
     @classmethod
-    def of_nobody(cls, clients: IntArray) -> ClientLedger:
-        """Return the ledger of clients that were sent the model and of which nothing else is known."""
+    def without_results(cls, clients: IntArray) -> ClientLedger:
+        """Return an empty ledger for clients that received the model but returned nothing."""
         nothing, none = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients), dtype=bool)
         return cls(clients, np.full(len(clients), NO_RANK), nothing, nothing, np.full(len(clients), np.nan), none)
 
@@ -353,7 +353,7 @@ class ChunkResult:
     @classmethod
     def of_dropped(cls, chunk: Chunk) -> ChunkResult:
         """Return the result of a chunk whose host failed: all clients count as stragglers."""
-        return cls(chunk.index, {}, chunk.state, ClientLedger.of_nobody(chunk.clients), dropped=True)
+        return cls(chunk.index, {}, chunk.state, ClientLedger.without_results(chunk.clients), dropped=True)
 
     def encoded_since(self, began: float) -> ChunkResult:
         """Return the result with the time since `began`, a moment of `time.perf_counter`, as its encoding time."""
@@ -376,7 +376,7 @@ class RoundRecord:
     `total_bits` is uplink and downlink together. `loss` is the mean over the delivered clients' last local epochs;
     `mean_rank` is None if updates have no rank. `clipped_share` is the share of the values sent that `secure.clip` cut,
     as the simulation measures it; None without `secure`. `allocation_bits` are those of the round's bits, up and down,
-    that allocate the uplink (channel states, grants); no client's row has them. `touched_bits` would be the round's
+    that allocate the uplink (channel states, grants); not attributed to any client. `touched_bits` would be the round's
     uplink if clients sent their changed rows in float32, all columns; 0 for updates that are not rows.
     """
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from narrowcast.platform.contracts import Described
+from narrowcast.platform.contracts import RunInput
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.storage.step import ITERATION
 from narrowcast.platform.types import NO_RANK, Arrays
@@ -43,7 +43,7 @@ class Check:
     skipped: str = ""
 
 
-def data_check(recorded: Mapping[str, str], data: Described) -> Check:
+def data_check(recorded: Mapping[str, str], data: RunInput) -> Check:
     """Compare the data set or problem, as it is now, with the sha256 that each of a run's files has of it."""
     subject, compared = "data", f"sha256 against that in {', '.join(recorded)}"
     if not recorded:

@@ -19,7 +19,7 @@ from narrowcast.platform.tracking.metrics import (
     TOTAL,
     UPLINK,
     chosen_costs,
-    is_share,
+    is_fraction,
     metric_label,
     primary_metric,
 )
@@ -47,7 +47,7 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
     metrics = [metric or primary_metric(each.runs[0].final) or "test.hr@10" for each in groups]
     shown = " and ".join(dict.fromkeys(map(metric_label, metrics)))
     costs = chosen_costs(AXES, axes)
-    percent = all(is_share(name, each.shares) for name, each in zip(metrics, groups, strict=True))
+    percent = all(is_fraction(name, each.shares) for name, each in zip(metrics, groups, strict=True))
     title = f"{shown[0].upper()}{shown[1:]} against {_listed([_WORDS[each.column] for each in costs])}"
     if any(len(each.runs) > 1 for each in groups):
         title += "; bands: standard deviation over seeds"
@@ -97,7 +97,7 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
     if any(len(each.runs) > 1 for each in groups):
         title += "; mean over seeds"
     figure, (panel,) = plots.new_figure(title, panels=1)
-    percent = all(is_share(metric, each.shares) for each in groups)
+    percent = all(is_fraction(metric, each.shares) for each in groups)
     labels, scale = [], 100 if percent else 1
     for index, group in enumerate(groups):
         found = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]

@@ -18,13 +18,13 @@ from narrowcast.platform.tracking.metrics import (
     MEAN,
     SPLITS,
     STATISTICS,
-    Declared,
+    FractionMetrics,
     RunTargetCost,
     is_better,
     metric_label,
     metrics_of,
-    parted,
     primary_metric,
+    split_statistic,
 )
 from narrowcast.platform.types import FloatArray
 from narrowcast.runs.finished_run import Column, TextTable, with_spread
@@ -44,7 +44,7 @@ class SeedGroup:
     settings: Mapping[str, Any]
 
     @property
-    def shares(self) -> Declared:
+    def shares(self) -> FractionMetrics:
         """The metrics that the model declares as shares."""
         return self.runs[0].file.shares
 
@@ -124,7 +124,7 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
     def metric(name: str, *, usual: bool) -> Column:
         cells = [with_spread(name, *each.statistics(_final(name)), each.shares) for each in groups]
         bold = frozenset(place for place, of_group in best.items() if of_group == name)
-        label = f"{metric_label(parted(name)[0])} of clients" if name in personal else metric_label(name)
+        label = f"{metric_label(split_statistic(name)[0])} of clients" if name in personal else metric_label(name)
         return Column(label.replace(" ", "\n", 1), cells, bold=bold, usual=usual)
 
     def mean_bits(name: str) -> Callable[[SeedGroup], str]:
@@ -168,7 +168,7 @@ def different_data(runs: Sequence[Result]) -> str:
 
 def over_clients_table(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> TextTable | None:
     """Return a row per group and metric with its statistics over clients; None if no run evaluated its clients."""
-    names = dict.fromkeys(parted(name)[0] for run in runs for name in run.final if parted(name)[1])
+    names = dict.fromkeys(split_statistic(name)[0] for run in runs for name in run.final if split_statistic(name)[1])
     metrics = [f"{split}.{each}" for split in SPLITS for each in metrics_of(names, split) if each != "loss"]
     rows = [
         [

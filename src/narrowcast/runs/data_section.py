@@ -41,7 +41,7 @@ class _DataSection(Section):
 
 
 def data_source(named: str, overrides: Iterable[str]) -> DataSource:
-    """Return the data set of an experiment (YAML file or packaged), of a kind, or of a file or folder of one's own.
+    """Return the data set of an experiment (YAML file or packaged), of a kind, or of a user's file or folder.
 
     Overrides are those of an experiment, such as data.partition=shards. Raise `UserError` if there is no such data set.
     """

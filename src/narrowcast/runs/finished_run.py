@@ -26,7 +26,14 @@ from rich.text import Text
 from narrowcast.platform.errors import UserError, printable
 from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.metrics import Declared, TargetCost, format_metric, is_share, metric_label, relation
+from narrowcast.platform.tracking.metrics import (
+    FractionMetrics,
+    TargetCost,
+    format_metric,
+    is_fraction,
+    metric_label,
+    relation,
+)
 from narrowcast.platform.types import Arrays
 from narrowcast.runs import html_report
 
@@ -55,7 +62,7 @@ class RunFile(BaseModel):
 
     def goal(self, target: TargetCost) -> str:
         """Return a target of the run as text, such as `test accuracy ≥ 80 %`."""
-        percent = is_share(target.metric, self.shares) and target.value <= 1
+        percent = is_fraction(target.metric, self.shares) and target.value <= 1
         value = f"{100 * target.value:g} %" if percent else f"{target.value:g}"
         return f"{metric_label(target.metric)} {relation(target.metric, self.lower_is_better)} {value}"
 
@@ -208,7 +215,7 @@ _LATEX = {
 class TextTable:
     """Rows of text under their heads. The first `words` columns are words, the rest numbers; `bold` has (row, column).
 
-    A line break in a head is a proposal.
+    A line break in a head is a hint.
     """
 
     heads: Sequence[str]
@@ -298,11 +305,11 @@ def table_of(columns: Sequence[Column], caption: str = "") -> TextTable:
     return TextTable([each.head for each in ordered], rows, sum(each.word for each in ordered), bold, caption)
 
 
-def with_spread(name: str, mean: float, spread: float, shares: Declared = None) -> str:
+def with_spread(name: str, mean: float, spread: float, shares: FractionMetrics = None) -> str:
     """Return a metric's mean with its standard deviation, if that is known: `68.41 ± 0.30 %`."""
     if not math.isfinite(spread) or not math.isfinite(mean):
         return format_metric(name, mean, shares)
-    if is_share(name, shares) and 0 <= mean <= 1:
+    if is_fraction(name, shares) and 0 <= mean <= 1:
         return f"{100 * mean:.2f} ± {units.format_percent(spread)}"
     return f"{format_metric(name, mean, shares)} ± " + (f"{spread:.2g}" if spread < 99.5 else f"{spread:,.0f}")
 

@@ -1,10 +1,10 @@
-"""Runs that learn nothing, or not what was meant: errors, warnings and remarks.
+"""Runs that learn nothing, or not what was meant: errors and warnings.
 
 Runs that learn nothing: why no upload was used or the training diverged, and what to change.
 
 Log lines about the rounds of a run, and the end of a run of which no upload is used.
 
-Settings that a run accepts although they have no effect in it, said before its first round.
+Warnings before the first round about settings that have no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from narrowcast.platform.config.files import flatten
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.errors import LearnedNothing
+from narrowcast.platform.errors import NoLearningError
 from narrowcast.platform.rounds.evaluation import measure
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Buffered
@@ -32,7 +32,7 @@ from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.storage.journal import Journal, evaluation
 from narrowcast.platform.tracking.units import format_seconds
 
-MOST_ROUNDS_IN_VAIN = 100
+MAX_ROUNDS_WITHOUT_UPDATES = 100
 """Rounds with clients from the start of a run after which it ends if no upload was used."""
 _ROUNDS_EXPLAINED = 100
 _ROUNDS_OF_DIVERGENCE = 10
@@ -52,7 +52,7 @@ Ledger = Mapping[str, Sequence[Any]]
 
 
 def check_learned(run: Run, experiment: Experiment, journal: Journal, state: RunState) -> None:
-    """Raise `LearnedNothing` for a finished run whose global model is not the result of its clients' updates."""
+    """Raise `NoLearningError` for a finished run whose global model is not the result of its clients' updates."""
     rounds = journal.rounds
     if not any(row["delivered"] for row in rounds):
         raise nothing_used(experiment, journal.ledgers(), run)
@@ -60,23 +60,23 @@ def check_learned(run: Run, experiment: Experiment, journal: Journal, state: Run
     if wrong := [name for name, value in evaluation(last).items() if math.isnan(value)]:
         first = _not_finite_at_first(run)
         why = first or f"the training diverged; {_slower(experiment)}"
-        raise LearnedNothing(f"{wrong[0]} is nan in round {last['round']}: {why}")
+        raise NoLearningError(f"{wrong[0]} is nan in round {last['round']}: {why}")
     recent = [row for row in rounds if row["clients"]][-_ROUNDS_OF_DIVERGENCE:]
     if not any(row["delivered"] for row in recent):
         causes = _causes(experiment, journal.ledgers({row["round"] for row in recent}))
         if set(causes) == {"diverged"}:
-            raise LearnedNothing(
+            raise NoLearningError(
                 f"the training diverged: no upload of the last {len(recent)} rounds was used; {_slower(experiment)}"
             )
     before, after = (run.algorithm.final(each.server) for each in (start(run), state))
     if all(np.array_equal(before[name], values) for name, values in after.items()):
-        raise LearnedNothing(
+        raise NoLearningError(
             "the uploads changed nothing: the global model is the one before round 1; raise training.learning_rate "
             f"(now {optional(experiment.training, 'learning_rate', 'unknown')}), or compress less (algorithm)"
         )
 
 
-def nothing_used(experiment: Experiment, ledgers: Iterable[Ledger], run: Run | None = None) -> LearnedNothing:
+def nothing_used(experiment: Experiment, ledgers: Iterable[Ledger], run: Run | None = None) -> NoLearningError:
     """Return the error of a run of which no upload was used, from the clients' ledgers of its rounds.
 
     With `run`, a loss that is not finite before any training is told from training that diverges.
@@ -84,15 +84,15 @@ def nothing_used(experiment: Experiment, ledgers: Iterable[Ledger], run: Run | N
     explained = list(islice((each for each in ledgers if len(each["client"])), _ROUNDS_EXPLAINED))
     causes = _causes(experiment, explained)
     if not causes:
-        return LearnedNothing(
+        return NoLearningError(
             f"no client was available in any round with {_shown('availability', experiment)}; change availability, or "
             "run more rounds"
         )
     cause, _ = causes.most_common(1)[0]
     if cause == "diverged" and run is not None and (wrong := _not_finite_at_first(run)):
-        return LearnedNothing(f"no upload of any round was used: {wrong}")
+        return NoLearningError(f"no upload of any round was used: {wrong}")
     shares = "" if len(causes) == 1 else f" ({', '.join(f'{count} {name}' for name, count in causes.items())})"
-    return LearnedNothing(f"no upload of any round was used{shares}: {_explained(cause, experiment, explained)}")
+    return NoLearningError(f"no upload of any round was used{shares}: {_explained(cause, experiment, explained)}")
 
 
 def why_in_vain(experiment: Experiment, ledger: Ledger) -> str:
@@ -183,7 +183,10 @@ logger = logging.getLogger(__name__)
 
 
 def watch_rounds(name: str, experiment: Experiment, run: Run, journal: Journal) -> Callable[[Outcome], None]:
-    """Return the function to be called after each round; it raises `LearnedNothing` after too many in vain."""
+    """Return the function to be called after each round.
+
+    It raises `NoLearningError` after `MAX_ROUNDS_WITHOUT_UPDATES` rounds without a delivered update.
+    """
     in_vain: int | None = None if any(row["delivered"] for row in journal.rounds) else 0
     warned = False
 
@@ -201,7 +204,7 @@ def watch_rounds(name: str, experiment: Experiment, run: Run, journal: Journal) 
             logger.info("round %d", record.round, extra={**about, "delivered": delivered, **measured})
         if in_vain is not None:  # no upload of the run was used so far
             in_vain = None if record.delivered else in_vain + bool(record.clients)
-            if in_vain == MOST_ROUNDS_IN_VAIN:
+            if in_vain == MAX_ROUNDS_WITHOUT_UPDATES:
                 raise nothing_used(experiment, journal.ledgers(), run)
 
     return watch
@@ -211,8 +214,8 @@ FEW_SAMPLES = 10
 """Samples of a client below which a share such as the accuracy moves in steps of more than 10 %."""
 
 
-def remarks(experiment: Experiment, task: Task, state: RunState) -> Iterator[str]:
-    """Yield a line for each such setting of a new run, with what happens instead."""
+def ineffective_settings(experiment: Experiment, task: Task, state: RunState) -> Iterator[str]:
+    """Yield a warning for each setting of a new run that has no effect, with what happens instead."""
     schedule, clients = experiment.schedule, task.data.n_clients
     if isinstance(schedule, Buffered):
         if schedule.buffer_size > clients:

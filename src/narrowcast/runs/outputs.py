@@ -34,11 +34,11 @@ from narrowcast.platform.solving import Problem, SolveState, end_of
 from narrowcast.platform.storage.disk import disk, make_folders, sync_all, write_atomically
 from narrowcast.platform.storage.journal import Journal, step_of
 from narrowcast.platform.tracking.metrics import (
-    Declared,
+    FractionMetrics,
     RunTargetCost,
     SolveTargetCost,
     declared_by,
-    shares_of,
+    fraction_metrics,
     target_costs,
 )
 from narrowcast.platform.tracking.partition import write_partition
@@ -86,7 +86,7 @@ def write_outputs(
 
 def labels(experiment: Experiment, task: Task) -> dict[str, Any]:
     """Return the entries of `result.json` that follow from the experiment and its data."""
-    lower, shares = declared_by(experiment.model), shares_of(experiment.model)
+    lower, shares = declared_by(experiment.model), fraction_metrics(experiment.model)
     return {
         "algorithm": experiment.algorithm.kind,
         "data": task.data.name,
@@ -143,7 +143,7 @@ def inputs_entry(task: Task) -> dict[str, Any]:
     return {"inputs": inputs} if inputs else {}
 
 
-def begin_plots(tables: Mapping[str, Path], title: str, shares: Declared) -> Callable[[], Mapping[str, bytes]]:
+def begin_plots(tables: Mapping[str, Path], title: str, shares: FractionMetrics) -> Callable[[], Mapping[str, bytes]]:
     """Begin to draw the figures of a run if there is a second process; return the function that returns them."""
     return begin(run_figures.figures_of_files, dict(tables), title, shares)
 
@@ -153,7 +153,7 @@ def write_plots(drawn: Callable[[], Mapping[str, bytes]], folder: Path) -> list[
     make_folders(folder)
     figures = drawn()
     for name, content in figures.items():
-        disk().fill(folder / f"{name}.png", partial(Path.write_bytes, data=content))
+        disk().write_with(folder / f"{name}.png", partial(Path.write_bytes, data=content))
     return [folder / f"{name}.png" for name in figures]
 
 
@@ -240,7 +240,7 @@ def write_solve_outputs(
 ) -> dict[str, Any]:
     """Write everything that a finished solve leaves and return the content of `result.json`, which comes last."""
     table, answer = folder / ITERATIONS, solve.solver.answer(state.arrays)
-    disk().fill(table, partial(pq.write_table, journal.rounds_table()))
+    disk().write_with(table, partial(pq.write_table, journal.rounds_table()))
     title = f"{folder.name}: {solve.solver.kind} on {problem.name}"
     plots = begin(run_figures.solve_figures_of_file, table, title)
     write_model(answer, folder / ANSWER)
@@ -262,7 +262,7 @@ def write_solve_outputs(
 
 def solve_labels(solve: Solve, problem: Problem) -> dict[str, Any]:
     """Return the entries of `result.json` that follow from the solve and its problem."""
-    lower, shares = declared_by(solve.problem), shares_of(solve.problem)
+    lower, shares = declared_by(solve.problem), fraction_metrics(solve.problem)
     return {
         "solver": solve.solver.kind,
         "problem": problem.name,

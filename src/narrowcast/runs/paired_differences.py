@@ -12,7 +12,7 @@ import numpy as np
 from narrowcast.platform.config.files import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.metrics import Declared, format_metric, is_share, metric_label
+from narrowcast.platform.tracking.metrics import FractionMetrics, format_metric, is_fraction, metric_label
 from narrowcast.runs.comparison_tables import SeedGroup
 from narrowcast.runs.finished_run import TextTable
 from narrowcast.runs.result import Result
@@ -117,15 +117,15 @@ def differences_table(found: Sequence[PairedDifference], reference: SeedGroup) -
         for each in found
     ]
     caption = f"Each run minus {reference.label}, seed by seed"
-    if any(is_share(each.metric, shares) for each in found):
+    if any(is_fraction(each.metric, shares) for each in found):
         caption += "; those of percentages are in percentage points"
     return TextTable(heads, rows, words=2, caption=f"{caption}.")
 
 
-def _signed(name: str, value: float, shares: Declared) -> str:
+def _signed(name: str, value: float, shares: FractionMetrics) -> str:
     if not np.isfinite(value):
         return units.NOT_KNOWN
-    if is_share(name, shares):
+    if is_fraction(name, shares):
         return f"{100 * value:+.2f}"
     shown = format_metric(name, value, shares)
     return shown if value < 0 else f"+{shown}"

@@ -29,7 +29,7 @@ from narrowcast.platform.solving import Iteration, Problem, SolveState, begin, i
 from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.storage.threads import one_thread
-from narrowcast.platform.tracking.metrics import check_targets, shares_of
+from narrowcast.platform.tracking.metrics import check_targets, fraction_metrics
 from narrowcast.platform.tracking.partition import begin_figure
 from narrowcast.runs.folder import CONFIG, answered_file, has_run
 from narrowcast.runs.learning import check_learned, watch_rounds
@@ -186,7 +186,7 @@ def _checked_run(experiment: Experiment, data: Dataset | None = None, folder: Pa
 def _check_targets(run: Run, experiment: Experiment, state: RunState) -> None:
     """Raise `UserError` for a target whose metric an evaluation does not give; evaluate only if there are targets."""
     if experiment.targets:
-        check_targets(experiment.targets, measure(run, state), shares_of(experiment.model) or ())
+        check_targets(experiment.targets, measure(run, state), fraction_metrics(experiment.model) or ())
 
 
 logger = logging.getLogger(__name__)
@@ -290,7 +290,7 @@ def _begun(solve: Solve, problem: Problem | None = None) -> tuple[Problem, Solve
     state = begin(problem, solve.solver, solve.seed)
     if solve.targets:
         metrics = measured(problem, solve.solver, state)
-        check_targets(solve.targets, metrics, shares_of(solve.problem) or ())
+        check_targets(solve.targets, metrics, fraction_metrics(solve.problem) or ())
     return problem, state
 
 

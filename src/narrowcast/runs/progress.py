@@ -10,11 +10,17 @@ from typing import Any
 
 from tqdm import tqdm
 
-from narrowcast.platform.contracts import Described
+from narrowcast.platform.contracts import RunInput
 from narrowcast.platform.errors import printable
 from narrowcast.platform.storage.journal import evaluation, step_name, step_of
 from narrowcast.platform.storage.step import ITERATION
-from narrowcast.platform.tracking.metrics import Declared, format_metric, metric_label, primary_metric, shares_of
+from narrowcast.platform.tracking.metrics import (
+    FractionMetrics,
+    format_metric,
+    fraction_metrics,
+    metric_label,
+    primary_metric,
+)
 from narrowcast.platform.tracking.units import counted, format_bits, format_seconds, format_short_seconds
 from narrowcast.runs.prepared import PreparedExperiment, PreparedSolve
 from narrowcast.runs.terminal_output import output_may_end
@@ -30,7 +36,7 @@ _TASKS = {
 _PLAIN_LINES, _FEWEST_LINES = 20, 3  # of all runs together that do not write to a terminal, and of one run at least
 
 
-def data_line(data: Described) -> str:
+def data_line(data: RunInput) -> str:
     """Return the name, task and sizes of a data set or problem in one line."""
     sizes = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in data.sizes.items())
     task = next((task for name, task in _TASKS.items() if name in data.sizes), "")
@@ -41,7 +47,7 @@ def data_line(data: Described) -> str:
 class _RunProgress:
     rounds: int
     bar: tqdm[Any] | None
-    shares: Declared
+    shares: FractionMetrics
     metric: tuple[str, float, int] | None = None  # the last evaluation: name, value, step
     lines: int = 0  # printed where there is no terminal, with those of steps before a resume
 
@@ -77,7 +83,7 @@ class ProgressDisplay:
     """A bar for each run on a terminal, about 20 lines in all otherwise."""
 
     def __init__(
-        self, runs: Mapping[str, tuple[int, int]], shares: Declared = None, unit: str = "round", data: str = ""
+        self, runs: Mapping[str, tuple[int, int]], shares: FractionMetrics = None, unit: str = "round", data: str = ""
     ) -> None:
         """Show runs, given the steps done and the steps in all of each by its name; `shares` as models declare.
 
@@ -110,12 +116,12 @@ class ProgressDisplay:
         """Return the display for runs that are about to start."""
         solves = {each.folder.name: each for each in runs if isinstance(each, PreparedSolve)}
         if solves:
-            shares = shares_of(next(iter(solves.values())).solve.problem)
+            shares = fraction_metrics(next(iter(solves.values())).solve.problem)
             steps = {name: (each.state.iteration, each.solve.iterations) for name, each in solves.items()}
             return cls(steps, shares, ITERATION, data_line(runs[0].input))
         experiments = [each for each in runs if isinstance(each, PreparedExperiment)]
         rounds = {each.folder.name: (each.state.round_index, each.experiment.rounds) for each in experiments}
-        return cls(rounds, shares_of(experiments[0].experiment.model), data=data_line(runs[0].input))
+        return cls(rounds, fraction_metrics(experiments[0].experiment.model), data=data_line(runs[0].input))
 
     def __enter__(self) -> ProgressDisplay:
         return self

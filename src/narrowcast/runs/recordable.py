@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.files import PLUGINS
 from narrowcast.platform.config.run_fields import StoreAddress
-from narrowcast.platform.contracts import Described
+from narrowcast.platform.contracts import RunInput
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.checkpoint import Kept, NoCheckpointError, check_place, load_checkpoint
 from narrowcast.platform.storage.disk import disk
@@ -28,7 +28,7 @@ from narrowcast.runs.folder import CONFIG, RunConfig, checkpoint_place, free_fol
 WriteOutputs = Callable[[Journal, Any, str], dict[str, Any]]
 """Writes the outputs of a finished run from its journal, its state and the id of its MLflow run.
 
-Returns the content of `result.json`, which is written last; raises `LearnedNothing` for a run without a result.
+Returns the content of `result.json`, which is written last; raises `NoLearningError` for a run without a result.
 """
 
 
@@ -56,7 +56,7 @@ class PreparedRun(ABC):
 
     @property
     @abstractmethod
-    def input(self) -> Described:
+    def input(self) -> RunInput:
         """The data set or problem."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class PreparedRun(ABC):
 
     @abstractmethod
     def watch(self, journal: Journal) -> Callable[[Any], None]:
-        """Return a function to be called after each step, which logs it and raises `LearnedNothing` for a vain run."""
+        """Return a function that logs a step, to be called after each; it raises `NoLearningError`."""
 
     @abstractmethod
     def begin_outputs(self) -> WriteOutputs:
@@ -86,7 +86,7 @@ ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
 
 def new_place(config: RunConfig, output: Path) -> tuple[Path, StoreAddress]:
-    """Return the folder of a new run and its store after checks of both; an output folder made in vain is removed."""
+    """Return the folder of a new run and its store; remove the output folder again if a check of either fails."""
     plugins.files_of(config.plain())  # of which the run will keep copies
     created = not output.exists()
     make_writable(output)
@@ -160,7 +160,7 @@ def _check_digest(folder: Path, kept: Kept[Any] | None, config: RunConfig) -> No
         )
 
 
-def check_same_data(folder: Path, kept: Kept[Any] | None, data: Described) -> None:
+def check_same_data(folder: Path, kept: Kept[Any] | None, data: RunInput) -> None:
     """Raise `UserError` if the data set or problem is not the one that the run began with, as far as that is known."""
     if kept is not None and kept.data_sha256 not in ("", data.digest):
         raise UserError(

@@ -27,7 +27,7 @@ from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.evaluation import measure_all, metrics_of, model_sha256, sha256_of
 from narrowcast.platform.rounds.outcome import CLIENT_METRICS_KEY, Outcome
 from narrowcast.platform.rounds.state import Run, RunState, start
-from narrowcast.platform.storage.checkpoint import Saved, read_checkpoints
+from narrowcast.platform.storage.checkpoint import Checkpoint, read_checkpoints
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.storage.journal import Journal, evaluation
 from narrowcast.platform.storage.threads import one_thread
@@ -76,7 +76,7 @@ class _RunVerification:
     experiment: Experiment
     run: Run
     journal: Journal
-    saved: list[Saved[RunState]]
+    saved: list[Checkpoint[RunState]]
     last: RunState | None = None
     """The state after the last round, once it is known."""
 
@@ -130,7 +130,7 @@ class _RunVerification:
         problem = rounds_problem(rows) or clients_problem(rows, self.journal.ledgers(), self.experiment)
         yield Check("sums", "bits and times of the rounds, and of their clients; clients, losses, ranks", problem)
 
-    def _checkpoint(self, saved: Saved[RunState]) -> Check:
+    def _checkpoint(self, saved: Checkpoint[RunState]) -> Check:
         subject = f"checkpoint of round {saved.step}"
         compared = "sha256 of the file; configuration, bits and simulated time against config.yaml and the journal"
         if saved.state is None:

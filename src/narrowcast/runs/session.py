@@ -27,14 +27,14 @@ from narrowcast.platform.config.redaction import has_hidden
 from narrowcast.platform.config.run_fields import StoreAddress, Tracking, host_of, local_path
 from narrowcast.platform.config.trust import is_trusted
 from narrowcast.platform.contracts import Dataset
-from narrowcast.platform.errors import LearnedNothing, RunFailed, UnresumableFailure, UserError, remedy
+from narrowcast.platform.errors import NoLearningError, RunFailed, UnresumableFailure, UserError, remedy
 from narrowcast.platform.rounds.loop import Rounds, lockstep
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Interrupted
 from narrowcast.platform.storage.checkpoint import prune_checkpoints, remove_checkpoints, save_checkpoint
 from narrowcast.platform.storage.disk import disk, remove_parts, remove_tree, writing
 from narrowcast.platform.storage.folder_files import own_file
-from narrowcast.platform.storage.host import host_time, uninterrupted
+from narrowcast.platform.storage.host import defer_signals, host_clock
 from narrowcast.platform.storage.journal import Journal, locked
 from narrowcast.platform.storage.step import KeptState, Step
 from narrowcast.platform.tracking.cursor import Cursor
@@ -57,7 +57,7 @@ from narrowcast.runs.folder import (
     remove_local_checkpoints,
     write_config,
 )
-from narrowcast.runs.learning import remarks
+from narrowcast.runs.learning import ineffective_settings
 from narrowcast.runs.prepared import (
     PreparedExperiment,
     PreparedSolve,
@@ -84,7 +84,7 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 3600.0
 
 
-def send_missing(folder: Path, uri: str | None) -> int:
+def sync_run(folder: Path, uri: str | None) -> int:
     """Send the rounds and files that the MLflow store lacks of a run; return the number of rounds sent.
 
     `uri` overrides the store that the run started with. A store that does not have the run gets a new one, with all
@@ -186,7 +186,7 @@ class Recorder:
     def write(self, outcome: Step) -> None:
         """Write a step to the journal, its state to a checkpoint if one is due, then report the step."""
         began = time.perf_counter()
-        if self.journal.append(outcome, int(host_time().wall() * 1000), self.log_seconds):
+        if self.journal.append(outcome, int(host_clock().wall() * 1000), self.log_seconds):
             self.sender.notify()
         if outcome.state is not None:
             self.checkpoint(outcome.state)
@@ -220,10 +220,10 @@ class Recorder:
     def finish(self, *, keep_checkpoints: bool = True) -> dict[str, Any]:
         """Write the outputs, `result.json` last, without interruption; remove the checkpoints unless they are kept.
 
-        Raise `LearnedNothing` if the run has no result.
+        Raise `NoLearningError` if the run has no result.
         """
         each = self.prepared
-        with uninterrupted():
+        with defer_signals():
             self._keep_config()
             self.result = self.write_outputs(self.journal, self.state, self.sender.cursor.run_id)
             if keep_checkpoints:
@@ -381,7 +381,7 @@ def prepare_runs(
         if resume_if_begun and len(experiments) == 1 and has_run(output / first.name):
             return [prepare_resume(output / first.name, first)]
         runs = [prepare(each, output, data) for each, data in zip(experiments, _load(experiments), strict=True)]
-        for remark in remarks(first, runs[0].task, runs[0].state):
+        for remark in ineffective_settings(first, runs[0].task, runs[0].state):
             logger.warning("%s", remark)
     return prepare_lockstep(runs) if len(runs) > 1 else runs
 
@@ -458,7 +458,7 @@ def run(
     """
     with recorded(prepared, on_round, monitored=monitored) as recorder:
         outcomes = prepared.steps()
-        with closing(outcomes), uninterrupted():
+        with closing(outcomes), defer_signals():
             try:
                 for outcome in outcomes:
                     recorder.write(outcome)
@@ -476,7 +476,7 @@ def run_replicas(runs: Sequence[PreparedExperiment], on_round: OnRound) -> list[
         recorders = [
             stack.enter_context(recorded(each, on_round, monitored=place == 0)) for place, each in enumerate(runs)
         ]
-        with closing(lockstep([each.run for each in runs], [each.state for each in runs])) as rounds, uninterrupted():
+        with closing(lockstep([each.run for each in runs], [each.state for each in runs])) as rounds, defer_signals():
             try:
                 while outcomes := _next_round(rounds, results.keys()):
                     for place, outcome in outcomes.items():
@@ -506,7 +506,7 @@ def _try(results: dict[int, Any], place: int, step: Callable[..., ResultT], *arg
     """Call a step of a replica; if it learned nothing, keep that as its result and return None."""
     try:
         return step(*arguments)
-    except LearnedNothing as error:
+    except NoLearningError as error:
         results[place] = error
         return None
 

@@ -22,7 +22,7 @@ from narrowcast.platform.config.plugins import said
 from narrowcast.platform.config.trust import is_looking, looking, remedy
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.solving import Problem, SolveState, Status, begin, end_of, iterations
-from narrowcast.platform.storage.checkpoint import Saved, read_checkpoints
+from narrowcast.platform.storage.checkpoint import Checkpoint, read_checkpoints
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.storage.journal import ROUNDS, Journal, evaluation, read_locked, step_of
 from narrowcast.platform.storage.threads import one_thread
@@ -68,7 +68,7 @@ class _SolveVerification:
     solve: Solve
     problem: Problem
     journal: Journal
-    saved: list[Saved[SolveState]]
+    saved: list[Checkpoint[SolveState]]
     last: SolveState | None = None
     """The state after the last iteration, once it is known."""
 
@@ -111,7 +111,7 @@ class _SolveVerification:
         recorded = {file: sha256 for file, sha256 in recorded.items() if sha256}
         return replace(data_check(recorded, self.problem), subject="problem")
 
-    def _checkpoint(self, saved: Saved[SolveState]) -> Check:
+    def _checkpoint(self, saved: Checkpoint[SolveState]) -> Check:
         subject = f"checkpoint of iteration {saved.step}"
         compared = "sha256 of the file; configuration, residual and time against config.yaml and the journal"
         if saved.state is None:

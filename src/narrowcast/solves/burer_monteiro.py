@@ -17,7 +17,7 @@ from pydantic import Field
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import Report
+from narrowcast.platform.solving import StepResult
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.certificate import least_eigenvector
 from narrowcast.solves.semidefinite import SemidefiniteProgram, semidefinite_program_of, warn_of_low_rank
@@ -195,7 +195,7 @@ class BurerMonteiro(Section):
             "seed": np.array(seed, dtype=np.uint64),
         }
 
-    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state after one minimisation and one update of the multipliers.
 
         Raise `UserError` where the violations prove that nothing satisfies the constraints, or V that the objective is
@@ -228,7 +228,7 @@ class BurerMonteiro(Section):
         if self.reduce_below is not None and residual <= self.reduce_below:
             new["reduced"] = reduce_rank(program, vectors)
         ended = np.array_equal(vectors, state["vectors"]) and np.array_equal(dual, state["dual"])
-        return new, Report(residual, "stalled" if ended else "running")
+        return new, StepResult(residual, "stalled" if ended else "running")
 
     def answer(self, state: Arrays) -> Arrays:
         """Return `vectors` [n, k], of the reduced rank if they are, and `dual` [m]."""

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.solving import Report, Status, name_of
+from narrowcast.platform.solving import Status, StepResult, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.completion_problems import Completion
 from narrowcast.solves.low_rank_matrix import Triples, leading, random_block
@@ -178,7 +178,7 @@ class FactorSolver(Section):
         empty = np.empty((observed.rows, 0)), np.empty((observed.columns, 0))
         return self._grown(problem, *empty, observed.values, seed, 0)
 
-    def step(self, problem: Completion, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: Completion, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state after one iteration of the current rank, and after the end of its stage."""
         before = float(state["norm"])
         new = row_major({**state, **self.iterate(problem, dict(state))})
@@ -190,9 +190,9 @@ class FactorSolver(Section):
             if np.isfinite(norm) and self.continuation.is_over(before, norm, int(new["iterations"])):
                 stage = int(state["stage"]) + 1
                 new = self._grown(problem, new["left"], new["right"], new["residual"], int(state["seed"]), stage)
-            return new, Report(norm / problem.observed.norm, "running" if np.isfinite(norm) else "diverged")
+            return new, StepResult(norm / problem.observed.norm, "running" if np.isfinite(norm) else "diverged")
         status, kept = progress(new, norm, problem.observed.norm)
-        return {**new, **kept}, Report(norm / problem.observed.norm, status)
+        return {**new, **kept}, StepResult(norm / problem.observed.norm, status)
 
     def answer(self, state: Arrays) -> Arrays:
         """Return `left` [m, k] and `right` [n, k]."""

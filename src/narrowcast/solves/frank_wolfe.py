@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import Report
+from narrowcast.platform.solving import StepResult
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.completion_problems import Completion
 from narrowcast.solves.factor_solver import check_completion, row_major
@@ -172,7 +172,7 @@ class InFaceFrankWolfe(Section):
             }
         )
 
-    def step(self, problem: Completion, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: Completion, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state after one step; `steps` counts full, partial and Frank-Wolfe steps."""
         observed, radius = problem.observed, float(state["radius"])
         svd, fitted = ThinSVD(state["left"], state["s"], state["right"]), state["fitted"]
@@ -190,7 +190,7 @@ class InFaceFrankWolfe(Section):
         gap = max(_half_square(observed.values - fitted) - bound, 0.0) / scale
         new = {**state, **svd._asdict(), "fitted": fitted, "bound": np.array(bound)}
         new |= {"steps": steps, "iteration": np.array(iteration)}
-        return row_major(new), Report(gap, "converged" if gap <= _ROUNDING else "running")
+        return row_major(new), StepResult(gap, "converged" if gap <= _ROUNDING else "running")
 
     def answer(self, state: Arrays) -> Arrays:
         """Return `left` [m, r], `right` [n, r] and `radius`, by which the problem computes gap and rank."""

@@ -19,7 +19,7 @@ from pydantic import Field
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import Report, name_of
+from narrowcast.platform.solving import StepResult, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.completion_problems import Completion
 from narrowcast.solves.factor_solver import check_completion, row_major
@@ -308,7 +308,7 @@ class Hazan(Section):
             "seed": np.array(seed, dtype=np.uint64),
         }
 
-    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state after one eigenvector."""
         objective = self._objective(problem, float(state["radius"]))
         vectors, image, iteration = state["vectors"], state["image"], int(state["iteration"]) + 1
@@ -330,7 +330,7 @@ class Hazan(Section):
         new |= {"bound": np.array(bound), "rank": np.array(rank), "iteration": np.array(iteration)}
         gap = max(objective.value(image) - bound, 0.0) / objective.scale
         status: Any = "converged" if gap <= _ROUNDING else "running"
-        return row_major(new), Report(gap, status)
+        return row_major(new), StepResult(gap, status)
 
     def answer(self, state: Arrays) -> Arrays:
         """Return the factors of a completed matrix and its `radius`, or unit vectors and the `dual` of MAXCUT."""

@@ -26,7 +26,7 @@ from narrowcast.platform.config.files import Section
 from narrowcast.platform.data.user_files import located, readable
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import Report, name_of
+from narrowcast.platform.solving import StepResult, name_of
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.certificate import Proof, sparse_eigenvalue_bound
 from narrowcast.solves.semidefinite import (
@@ -375,7 +375,7 @@ class LiftedStress(Section):
             "stage": np.array(0),
         }
 
-    def step(self, problem: Localisation, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: Localisation, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state after a step of its stage: 0 in k dimensions, 1 in those of the space."""
         dimension, refining = problem.network.dimension, int(state["stage"]) == 1
         at = state["positions" if refining else "lifted"]
@@ -395,7 +395,7 @@ class LiftedStress(Section):
                 new |= {"stage": np.array(1), "damping": np.array(1e-3)}
         residual = float(np.linalg.norm(gradient)) / scale**0.75
         ended = over and (refining or not self.refine)
-        return new, Report(residual, "converged" if ended else "running")
+        return new, StepResult(residual, "converged" if ended else "running")
 
     def answer(self, state: Arrays) -> Arrays:
         """Return `positions` [n, d], and `lifted` [n, k], which the bound is computed from."""

@@ -11,7 +11,7 @@ from pydantic import Field
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import Report
+from narrowcast.platform.solving import StepResult
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.max_cut import MaxCut
 from narrowcast.solves.semidefinite import pataki_rank, warn_of_low_rank
@@ -75,7 +75,7 @@ class Mixing(Section):
             "seed": np.array(seed, dtype=np.uint64),
         }
 
-    def step(self, problem: MaxCut, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: MaxCut, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state after n updates."""
         graph, vectors = problem.graph, state["vectors"]
         arrays = (graph.indptr, graph.indices, graph.weights, vectors)
@@ -95,7 +95,7 @@ class Mixing(Section):
         new = {**state, "vectors": vectors, "iteration": np.array(iteration + 1)}
         if self.momentum == "adaptive":
             new |= _adapted(momentum, np.append(state["residuals"], residual))
-        return new, Report(residual, "converged" if residual == 0 else "running")
+        return new, StepResult(residual, "converged" if residual == 0 else "running")
 
     def answer(self, state: Arrays) -> Arrays:
         """Return `vectors` [n, k], of unit norm."""

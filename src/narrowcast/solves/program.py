@@ -26,7 +26,7 @@ from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.trust import check_may_run
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.solving import Report, Status, name_of
+from narrowcast.platform.solving import Status, StepResult, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 
 
@@ -129,7 +129,7 @@ class Program(Section):
         state, _ = self._called(problem, {}, seed, 0)
         return state
 
-    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state and the report that the program writes."""
         self.check(problem)
         seed = int(state[_SEED])
@@ -197,14 +197,14 @@ class Program(Section):
             last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
             raise RunFailed(f"{self._name} ended with status {status}: {last[:_LONGEST]}")
 
-    def _read(self, report: Any) -> Report:
+    def _read(self, report: Any) -> StepResult:
         if report.shape != (1, 2) or report[0, 0] < 0 or report[0, 1] not in range(3):
             shown = ",".join(f"{each:g}" for each in report.ravel()[:4])
             raise RunFailed(
                 f"{self._name} wrote the report {shown}; it is one line RESIDUAL,STATUS, a number of at least 0 and 0 "
                 "running, 1 converged or 2 stalled"
             )
-        return Report(float(report[0, 0]), cast(Status, _STATUSES[int(report[0, 1])]))
+        return StepResult(float(report[0, 0]), cast(Status, _STATUSES[int(report[0, 1])]))
 
 
 def _kill_marked(mark: str) -> None:

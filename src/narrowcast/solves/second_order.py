@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.solving import Report
+from narrowcast.platform.solving import StepResult
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.completion_problems import Completion
 from narrowcast.solves.factor_solver import (
@@ -137,7 +137,7 @@ class MatrixIRLS(Section):
         empty = np.zeros((observed.rows, 0)), np.zeros((observed.columns, 0))
         return {**self._decomposed(observed, observed.values, *empty, block, rank, np.inf, 10), **PROGRESS}
 
-    def step(self, problem: Completion, state: Arrays) -> tuple[Arrays, Report]:
+    def step(self, problem: Completion, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state after one reweighted least-squares problem."""
         observed, rank = problem.observed, rank_of(problem, self.rank)
         smoothing = float(state["smoothing"])
@@ -148,7 +148,7 @@ class MatrixIRLS(Section):
         new = self._decomposed(observed, rest, left, right, state["block"], rank, smoothing, self.passes)
         norm = float(np.linalg.norm(observed.residual(new["u"] * new["s"], new["v"])))
         status, kept = progress(state, norm, observed.norm)
-        return {**new, **kept}, Report(norm / observed.norm, status)
+        return {**new, **kept}, StepResult(norm / observed.norm, status)
 
     def answer(self, state: Arrays) -> Arrays:
         """Return `left` [m, r] and `right` [n, r] of the leading part of the iterate."""

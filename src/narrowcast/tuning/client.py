@@ -25,18 +25,28 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.storage.host import uninterrupted
+from narrowcast.platform.storage.host import defer_signals
 from narrowcast.tuning.pruning import LearningCurve, OneObjectivePruning
 from narrowcast.tuning.samplers import PerTrialSeededSampler
 from narrowcast.tuning.settings import StudySettings, trial_metrics
 from narrowcast.tuning.space import Space
-from narrowcast.tuning.trials import CURVE, LOSSES, METRICS, ONE_TOO_MANY, OWNER, REASON, RETRY_OF, VOID, counts
+from narrowcast.tuning.trials import (
+    CURVE,
+    DISCARDED,
+    LOSSES,
+    METRICS,
+    OWNER,
+    REASON,
+    RETRY_OF,
+    SURPLUS,
+    counts_towards_total,
+)
 
-State = Literal["alive", "unsure", "over"]
+State = Literal["active", "unknown", "expired"]
 
 
 class Leases:
-    """Observes the heartbeats of other processes: a lease is over once its beat has not changed for so many seconds.
+    """Observes the heartbeats of other processes: a lease expires when its heartbeat has not changed for `seconds`.
 
     Only this process's own monotonic clock is read. A beat is any value that its process changes every few seconds.
     """
@@ -46,15 +56,15 @@ class Leases:
         self._seen: dict[str, tuple[Any, float, bool]] = {}
 
     def state(self, holder: str, beat: Any) -> State:
-        """Return `alive` if the beat has changed within the last seconds, `unsure` if only its first value was seen."""
+        """Return `active` if the beat has changed within `seconds`, `unknown` if only its first value was seen."""
         now = self._clock()
         before, since, changed = self._seen.get(holder, (beat, now, False))
         if beat != before:
             since, changed = now, True
         self._seen[holder] = beat, since, changed
         if now - since >= self._seconds:
-            return "over"
-        return "alive" if changed else "unsure"
+            return "expired"
+        return "active" if changed else "unknown"
 
 
 _HEARTBEAT_SECONDS = 5.0
@@ -145,22 +155,22 @@ class StudyClient:
         while True:
             trials = self.trials()
             queued = any(trial.state == TrialState.WAITING for trial in trials)
-            if not queued and sum(map(counts, trials)) >= self.n_trials:
+            if not queued and sum(map(counts_towards_total, trials)) >= self.n_trials:
                 return None
             self.heartbeat()
             if self._one_objective:
                 done = (trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED))
                 self._one_objective.add_finished((trial.number, trial.user_attrs.get(CURVE, ())) for trial in done)
-            with uninterrupted():  # so that `release` knows every trial that this process has asked for
+            with defer_signals():  # so that `release` knows every trial that this process has asked for
                 trial = self.study.ask()
                 trial.set_user_attr(OWNER, self._owner)
                 self._running[trial.number] = trial
-            place = sum(counts(each) for each in self.trials() if each.number < trial.number)
+            place = sum(counts_towards_total(each) for each in self.trials() if each.number < trial.number)
             if place < self.n_trials:
                 break
             # Another process asked for the last trial at the same moment.
             del self._running[trial.number]
-            trial.set_user_attr(VOID, ONE_TOO_MANY)
+            trial.set_user_attr(DISCARDED, SURPLUS)
             self.study.tell(trial, state=TrialState.FAIL)
         params = self._space.draw(trial)
         pruner = self._settings.pruner
@@ -213,7 +223,7 @@ class StudyClient:
         except (UpdateFinishedTrialError, ValueError):
             # The storage had stored this state before it went down, or another process took the trial over.
             stored = self.trials()[number]
-            if stored.state != state or VOID in stored.user_attrs:
+            if stored.state != state or DISCARDED in stored.user_attrs:
                 return "lost"
         return "failed" if state == TrialState.FAIL else state.name.lower()
 
@@ -241,19 +251,19 @@ class StudyClient:
     def take_over_lost(self) -> list[int]:
         """End and queue again the trials of dead processes; return their numbers."""
         attributes = self.study.user_attrs
-        lost = [trial for trial in self._running_elsewhere() if self._lease(trial, attributes) == "over"]
+        lost = [trial for trial in self._running_elsewhere() if self._lease(trial, attributes) == "expired"]
         return [trial.number for trial in lost if self._end_lost(trial, "its process was killed", "process")]
 
     def elsewhere(self) -> tuple[int, int]:
         """Return the numbers of trials that live processes are running, and of those that may have lost theirs."""
         attributes = self.study.user_attrs
-        alive = [self._lease(trial, attributes) == "alive" for trial in self._running_elsewhere()]
-        return sum(alive), len(alive) - sum(alive)
+        active = [self._lease(trial, attributes) == "active" for trial in self._running_elsewhere()]
+        return sum(active), len(active) - sum(active)
 
     def is_owned_elsewhere(self, trial: FrozenTrial) -> bool:
         """Return whether the trial belongs to another live process, which reports its end."""
         owner = trial.user_attrs.get(OWNER)
-        return owner is not None and owner != self._owner and self._lease(trial, self.study.user_attrs) != "over"
+        return owner is not None and owner != self._owner and self._lease(trial, self.study.user_attrs) != "expired"
 
     def _running_elsewhere(self) -> list[FrozenTrial]:
         running = (trial for trial in self.trials() if trial.state == TrialState.RUNNING)
@@ -264,10 +274,10 @@ class StudyClient:
         if owner is None:  # asked for a moment ago, or the answer to the process that asked was lost
             return self._leases.state(f"trial {trial.number}", None)
         if owner == self._owner:
-            return "over"
+            return "expired"
         host, pid, started = owner.rsplit(":", 2)
         if host == socket.gethostname():
-            return "alive" if _is_running(int(pid), started) else "over"
+            return "active" if _is_running(int(pid), started) else "expired"
         return self._leases.state(owner, attributes.get(_HEARTBEAT + owner))
 
     def _end_lost(self, trial: FrozenTrial, reason: str, cause: str) -> bool:
@@ -280,7 +290,7 @@ class StudyClient:
             # If the process was killed while it drew, the rest is drawn here, with the trial's own seed.
             self._space.draw(Trial(self.study, trial_id))
             if retry:
-                self._storage.set_trial_user_attr(trial_id, VOID, f"{reason}; tried again")
+                self._storage.set_trial_user_attr(trial_id, DISCARDED, f"{reason}; tried again")
             self._storage.set_trial_user_attr(trial_id, REASON, reason)
             self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
         except UpdateFinishedTrialError:

@@ -33,7 +33,7 @@ from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.platform.storage.folder_files import own_files, read_json
 from narrowcast.platform.storage.journal import AtWork, locked
-from narrowcast.platform.tracking.metrics import Declared, format_metric, metric_label
+from narrowcast.platform.tracking.metrics import FractionMetrics, format_metric, metric_label
 from narrowcast.platform.tracking.study_sender import TrialRun
 from narrowcast.platform.tracking.units import format_bits, format_seconds, format_short_seconds
 from narrowcast.platform.types import FloatArray
@@ -63,7 +63,7 @@ class StudyResult:
     holdout: Sequence[HoldoutEvaluation] = ()
     elsewhere: int = 0
     files: Sequence[Path] = field(default_factory=tuple)
-    shares: Declared = None
+    shares: FractionMetrics = None
     """The metrics that are declared as shares."""
     cautions: Sequence[str] = ()
     """Advice to follow before the chosen trial stands for its method in a comparison."""
@@ -184,7 +184,7 @@ def why_no_trial_is_complete(name: str, trials: Sequence[TrialRecord]) -> str:
     return f"{name}: no trial is complete ({counted}); allow more trials or time, or use a milder pruner"
 
 
-def format_value(name: str, value: float, shares: Declared = None) -> str:
+def format_value(name: str, value: float, shares: FractionMetrics = None) -> str:
     """Return a metric or cost with its unit; `shares` are the metrics that the model declares as such."""
     if name == "iterations":
         return f"{value:,.0f}"
@@ -195,7 +195,7 @@ def format_value(name: str, value: float, shares: Declared = None) -> str:
     return format_metric(name, value, shares)
 
 
-def labelled(name: str, value: float, shares: Declared = None) -> str:
+def labelled(name: str, value: float, shares: FractionMetrics = None) -> str:
     """Return a metric or cost with its label: `validation accuracy 81.20 %`."""
     return f"{metric_label(name)} {format_value(name, value, shares)}"
 

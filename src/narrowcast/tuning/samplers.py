@@ -20,7 +20,7 @@ from narrowcast.platform.config.kinds import Registry, optional
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.storage.threads import one_thread
 from narrowcast.tuning.space import Space
-from narrowcast.tuning.trials import counts, is_drawn
+from narrowcast.tuning.trials import counts_towards_total, is_drawn
 
 
 class Sampler(Protocol):
@@ -145,7 +145,9 @@ class _GridSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         del param_distribution
-        place = sum(counts(each) for each in study.get_trials(deepcopy=False) if each.number < trial.number)
+        place = sum(
+            counts_towards_total(each) for each in study.get_trials(deepcopy=False) if each.number < trial.number
+        )
         # Processes that ask at the same moment may create one trial too many; `StudyClient.ask` voids it.
         return self._combinations[place % len(self._combinations)][param_name]
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from narrowcast.platform.config.files import Section, suggest
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.metrics import Declared, lower_is_better
+from narrowcast.platform.tracking.metrics import LowerIsBetter, lower_is_better
 from narrowcast.tuning.pruning import AnyPruner, Direction, NoPruning
 from narrowcast.tuning.samplers import TPE, AnySampler
 from narrowcast.tuning.space import Space
@@ -148,7 +148,7 @@ class StudySettings(Section):
         selectable: Collection[str],
         measured: Collection[str],
         costs: Collection[str],
-        declared: Declared = None,
+        declared: LowerIsBetter = None,
     ) -> None:
         """Raise `UserError` for a name that no run reports or that selection must not see, and for a wrong direction.
 

@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, Ope
 from narrowcast.platform.config.redaction import check_address, hide_secrets, redact
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.storage.disk import disk, make_folders
-from narrowcast.platform.storage.host import uninterrupted
+from narrowcast.platform.storage.host import defer_signals
 
 logger = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -172,7 +172,7 @@ class _RetryingStorage:
             began, warned = time.monotonic(), False
             while True:
                 try:
-                    with uninterrupted():  # an interrupt would leave the storage's cache out of step with the database
+                    with defer_signals():  # an interrupt would leave the storage's cache out of step with the database
                         answer = call(*args, **options)
                 except (AssertionError, json.JSONDecodeError) as error:
                     raise RunFailed(

@@ -29,10 +29,10 @@ from narrowcast.platform.config.files import (
 from narrowcast.platform.config.kinds import plain_values
 from narrowcast.platform.config.redaction import redact_values
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.metrics import Declared
+from narrowcast.platform.tracking.metrics import FractionMetrics
 from narrowcast.tuning.settings import StudySettings
 from narrowcast.tuning.space import Dimension, Space
-from narrowcast.tuning.subject import ExperimentSubject, SolveSubject, Subject
+from narrowcast.tuning.subject import ExperimentKind, RunKind, SolveKind
 
 PACKAGED = packaged.STUDIES
 _OF_RUNS = {"data", "algorithm"}
@@ -66,7 +66,7 @@ class StudyFile:
     """A study file: `values` are its nested plain values, `base` those of the whole experiment or solve."""
 
     name: str
-    subject: Subject
+    subject: RunKind
     base: dict[str, Any]
     settings: StudySettings
     space: Space
@@ -74,7 +74,7 @@ class StudyFile:
     origin: str
 
     @cached_property
-    def shares(self) -> Declared:
+    def shares(self) -> FractionMetrics:
         """The metrics that are declared as shares."""
         return self.subject.shares(self.build({}))
 
@@ -132,7 +132,7 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
     if {"experiment", "solve"} <= values.keys():
         raise UserError(f"{origin}: a study has an experiment or a solve, not both; remove one of the sections")
     values.setdefault("name", Path(origin).stem)
-    subject: Subject = SolveSubject() if "solve" in values else ExperimentSubject()
+    subject: RunKind = SolveKind() if "solve" in values else ExperimentKind()
     values[subject.section] = _base(values.get(subject.section), subject, origin)
     values.setdefault("study", {})
     of_run, inside, outside = f"{subject.section}.", list[str](), list[str]()
@@ -163,7 +163,7 @@ def _by_field(overrides: Iterable[str], section: str) -> Iterator[str]:
             yield override
 
 
-def _base(section: Any, subject: Subject, origin: str) -> dict[str, Any]:
+def _base(section: Any, subject: RunKind, origin: str) -> dict[str, Any]:
     """Return the values of the section: a run's name, or values on top of the `base` that it names."""
     name = subject.section
     if isinstance(section, str):

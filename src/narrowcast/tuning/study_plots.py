@@ -23,7 +23,7 @@ from plotly import graph_objects
 
 from narrowcast.platform.storage.disk import disk, make_folders, write_atomically
 from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, VERMILLION, log_axis, new_figure
-from narrowcast.platform.tracking.metrics import Declared, is_share, metric_label
+from narrowcast.platform.tracking.metrics import FractionMetrics, is_fraction, metric_label
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, axis_unit
 from narrowcast.platform.types import FloatArray
 from narrowcast.tuning.result import is_logarithmic, pareto_front
@@ -61,18 +61,18 @@ def draw_study(study: Study, rows: Sequence[TrialRecord], file: StudyFile, chose
         figures["pareto.png"] = _pareto(study.study_name, done, file, chosen)
     for name, figure in figures.items():
         if figure is not None:
-            disk().fill(folder / name, partial(figure.savefig, dpi=150))
+            disk().write_with(folder / name, partial(figure.savefig, dpi=150))
     _page(study, done, file, folder / "study.html")
 
 
-def _scaled(name: str, values: FloatArray, shares: Declared) -> tuple[FloatArray, str]:
+def _scaled(name: str, values: FloatArray, shares: FractionMetrics) -> tuple[FloatArray, str]:
     """Return values in the unit of their axis, and the axis's label."""
     if name == "iterations":
         return values, metric_label(name)
     if name in COSTS:
         unit = axis_unit(BYTE_UNITS if name.endswith("bits") else TIME_UNITS, float(np.max(values, initial=0.0)))
         return values / unit.size, f"{metric_label(name)} ({unit.symbol})"
-    if not is_share(name, shares) or not ((values >= 0) & (values <= 1)).all():
+    if not is_fraction(name, shares) or not ((values >= 0) & (values <= 1)).all():
         return values, metric_label(name)
     return 100 * values, f"{metric_label(name)} (%)"
 

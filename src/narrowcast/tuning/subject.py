@@ -27,13 +27,13 @@ from narrowcast.platform.rounds.evaluation import measure
 from narrowcast.platform.rounds.state import start
 from narrowcast.platform.solving import ProblemSource, begin, iterations, measured
 from narrowcast.platform.storage.threads import one_thread
-from narrowcast.platform.tracking.metrics import Declared, declared_by, shares_of
+from narrowcast.platform.tracking.metrics import FractionMetrics, LowerIsBetter, declared_by, fraction_metrics
 from narrowcast.solve_run import Solve, build_solve
 from narrowcast.tuning.settings import EXPERIMENT_COSTS, SOLVE_COSTS
 from narrowcast.tuning.workers import SharedData, SharedProblem, run_solve_trials, run_trials, selects
 
 
-class Subject(ABC):
+class RunKind(ABC):
     """The kind of run of a study: its section, costs and checks, and its trials on a worker."""
 
     section: ClassVar[str]
@@ -90,13 +90,13 @@ class Subject(ABC):
     def measures(self, run: Any) -> Any:
         """Return the model or problem, which declares its metrics."""
 
-    def declared(self, run: Any) -> Declared:
+    def declared(self, run: Any) -> LowerIsBetter:
         """Return the metrics that are declared as better when lower."""
         return declared_by(self.measures(run))
 
-    def shares(self, run: Any) -> Declared:
+    def shares(self, run: Any) -> FractionMetrics:
         """Return the metrics that are declared as shares."""
-        return shares_of(self.measures(run))
+        return fraction_metrics(self.measures(run))
 
     @abstractmethod
     def timed(self, run: Any, shared: Any) -> tuple[float, float]:
@@ -107,7 +107,7 @@ _TIMED_ITERATIONS = 5  # iterations
 _ENDS = ("iterations", "tolerance", "solver_seconds", "evaluate_every", "spacing")
 
 
-class SolveSubject(Subject):
+class SolveKind(RunKind):
     """A study of solves: trials are chosen by the problem's metrics, by iterations and by the time of the solver.
 
     A metric of test is among them only if each seed draws another problem; the hold-out evaluation has new seeds.
@@ -184,7 +184,7 @@ class SolveSubject(Subject):
 _WARM_UP, _TIMED_ROUNDS = 2, 5  # rounds; the first compile kernels
 
 
-class ExperimentSubject(Subject):
+class ExperimentKind(RunKind):
     """A study of experiments: trials are chosen by validation metrics, bits and simulated time."""
 
     section: ClassVar[str] = "experiment"

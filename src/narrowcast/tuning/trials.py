@@ -34,7 +34,7 @@ class SharedSource:
     others: list[tuple[Any, Any]] = field(default_factory=list, repr=False, compare=False)
 
     def loaded(self, source: Any) -> Any:
-        """Return what is loaded from a source, which is loaded here unless it is known."""
+        """Return the loaded source, from the cache if possible."""
         known = [(self.source, self.data), *self.others]
         found = next((data for its_source, data in known if its_source == source), None)
         if found is None:
@@ -93,24 +93,24 @@ CURVE = "curve"
 REASON = "reason"
 """Attribute of a failed trial: the reason of the failure."""
 
-VOID = "void"
-"""Attribute of a failed trial that does not count: it was lost and is retried, or was one too many."""
+DISCARDED = "void"
+"""Attribute of a failed trial that does not count: it was lost and is retried, or was surplus."""
 
-ONE_TOO_MANY = "one more than the study asks for"
-"""The `VOID` of a trial that another process had asked for at the same moment."""
+SURPLUS = "one more than the study asks for"
+"""The `DISCARDED` of a trial that another process had asked for at the same moment."""
 
 RETRY_OF, LOSSES = "retry_of", "losses"
 """The number of the lost trial that this one repeats, and how often that trial was lost, by cause."""
 
 
-def counts(trial: FrozenTrial) -> bool:
+def counts_towards_total(trial: FrozenTrial) -> bool:
     """Return whether the trial is one of the `study.trials` that the study asks for."""
-    return not (trial.state == TrialState.FAIL and VOID in trial.user_attrs)
+    return not (trial.state == TrialState.FAIL and DISCARDED in trial.user_attrs)
 
 
 def is_drawn(trial: FrozenTrial) -> bool:
     """Return whether the trial has a draw of its own: it repeats no other one and was not one too many."""
-    return RETRY_OF not in trial.user_attrs and trial.user_attrs.get(VOID) != ONE_TOO_MANY
+    return RETRY_OF not in trial.user_attrs and trial.user_attrs.get(DISCARDED) != SURPLUS
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class TrialRecord:
         began, ended = trial.datetime_start, trial.datetime_complete
         return TrialRecord(
             number=trial.number,
-            state="lost" if state == "failed" and VOID in attributes else state,
+            state="lost" if state == "failed" and DISCARDED in attributes else state,
             params={path: trial.params[path] for path in space.dimensions if path in trial.params},
             metrics=metrics,
             rounds=rounds,

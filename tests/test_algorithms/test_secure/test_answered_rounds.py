@@ -17,7 +17,7 @@ from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.masking_client import STAYS
 from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.storage.disk import using
+from narrowcast.platform.storage.disk import use_disk
 from narrowcast.platform.types import Arrays, PayloadError
 from narrowcast.runs.folder import answered_file
 from power_cuts import RULES, crash_state
@@ -118,7 +118,7 @@ def test_no_answer_leaves_before_a_power_cut_that_forgets_it(tmp_path: Path) -> 
     made, disk, answers = tmp_path / "made", RecordingDisk(), list[tuple[int, Any]]()
     made.mkdir()
     asked, accepted = {"clients": np.arange(3)}, {client: Accepted(frozenset([0, 2]), bytes(32)) for client in (0, 2)}
-    with using(disk):
+    with use_disk(disk):
         record = AnsweredRounds(made / "keys" / "answered.jsonl")
         for round_index in range(1, 4):
             with noted(disk, answers, (round_index, "cohort")):
@@ -182,7 +182,7 @@ def test_after_a_full_disk_nothing_is_written_behind_half_a_line(tmp_path: Path)
     path = tmp_path / "answered.jsonl"
     record = AnsweredRounds(path)
     record.begin(1, begin())
-    with using(Full()), pytest.raises(UserError, match="No space left"):
+    with use_disk(Full()), pytest.raises(UserError, match="No space left"):
         record.begin(2, begin())
     with pytest.raises(UserError, match="No space left"):
         record.begin(2, begin())

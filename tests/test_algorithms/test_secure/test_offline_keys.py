@@ -17,7 +17,7 @@ from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.keys import FILE, make_key_files
 from narrowcast.algorithms.secure.schemes import Protection
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.storage.disk import using
+from narrowcast.platform.storage.disk import use_disk
 from power_cuts import RULES, crash_state
 from recording_disk import RecordingDisk
 from secure_rounds import SMALL_CKKS, experiment, prepared, run_rounds
@@ -174,7 +174,7 @@ def test_the_server_never_holds_keys_made_offline(folder: Path, tmp_path: Path) 
 def test_a_power_cut_leaves_whole_keys_or_none(tmp_path: Path) -> None:
     made, scheme, disk = tmp_path / "made", scheme_of("{kind: masked, bits: 16}"), RecordingDisk()
     made.mkdir()
-    with using(disk):
+    with use_disk(disk):
         path = make_key_files(made / "new" / "keys", scheme)
     for after, rule in product(range(len(disk.operations) + 1), RULES):
         left = tmp_path / f"{after} {rule}"

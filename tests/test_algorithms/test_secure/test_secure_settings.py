@@ -12,7 +12,7 @@ from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.types import IntArray, Profiles
-from narrowcast.runs.learning import remarks
+from narrowcast.runs.learning import ineffective_settings
 from secure_rounds import experiment, prepared
 
 
@@ -89,7 +89,9 @@ def test_a_rank_policy_of_ones_own_is_refused() -> None:
 def test_a_run_says_once_that_its_secrecy_is_simulated(settings: list[str], said: bool) -> None:
     chosen = load_experiment("fedavg-digits", settings)
     algorithm, task = chosen.secured_algorithm, chosen.task(chosen.data_source.load())
-    found = [each for each in remarks(chosen, task, start(Run(chosen, algorithm, task))) if "secrecy" in each]
+    found = [
+        each for each in ineffective_settings(chosen, task, start(Run(chosen, algorithm, task))) if "secrecy" in each
+    ]
     assert found == said * [
         "secure.kind = masked: the clients' secrecy is simulated, since their private draws follow from seed; set "
         "client_seed to a number of their own if somebody who knows seed must not follow them"

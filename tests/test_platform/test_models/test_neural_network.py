@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_said_in_one_line(model: Any, data: Samples, messag
 
 SHAPES = """
 import sys, torch
-from narrowcast.platform.models.module_build import shapes_alone
+from narrowcast.platform.models.modules import shapes_alone
 with shapes_alone():
     module = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.LSTM(4, 5), torch.nn.Conv2d(1, 2, 3))
     torch.nn.init.trunc_normal_(module[0].weight)

@@ -31,7 +31,7 @@ from narrowcast.platform.rounds.loop import lockstep, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import LiveState, Run, start
-from narrowcast.platform.tracking.metrics import STATISTICS, lower_is_better, over_clients
+from narrowcast.platform.tracking.metrics import STATISTICS, lower_is_better, statistics_over_clients
 from narrowcast.platform.types import Arrays, Chunk, FloatArray
 from narrowcast.tuning.settings import StudySettings
 from small_tasks import network_task, rows_task
@@ -92,7 +92,7 @@ def q_ffl(accuracies: FloatArray) -> dict[str, float]:
 @pytest.mark.parametrize("n", [10, 37, 70, 200])
 def test_the_statistics_are_those_of_q_ffl(n: int) -> None:
     values = np.random.default_rng(n).random(n)
-    found = over_clients(np.append(values, np.nan), lower_is_better=False, share=True)
+    found = statistics_over_clients(np.append(values, np.nan), lower_is_better=False, share=True)
     assert {name: found[name] for name in q_ffl(values)} == pytest.approx(q_ffl(values))
     differences = np.abs(values[:, None] - values).mean()
     assert found["gini"] == pytest.approx(differences / (2 * values.mean()))
@@ -100,11 +100,11 @@ def test_the_statistics_are_those_of_q_ffl(n: int) -> None:
 
 
 def test_the_worst_loss_is_the_highest_and_few_clients_have_a_worst_one() -> None:
-    found = over_clients(np.array([1.0, 3.0, 2.0]), lower_is_better=True, share=False)
+    found = statistics_over_clients(np.array([1.0, 3.0, 2.0]), lower_is_better=True, share=False)
     assert (found["worst_10_percent"], found["best_10_percent"], found["variance"]) == (3, 1, pytest.approx(2 / 3))
-    assert np.isnan(over_clients(np.array([-1.0, 2.0]), lower_is_better=False, share=False)["gini"])
-    assert over_clients(np.zeros(3), lower_is_better=False, share=True)["gini"] == 0
-    nobody = over_clients(np.full(3, np.nan), lower_is_better=False, share=True)
+    assert np.isnan(statistics_over_clients(np.array([-1.0, 2.0]), lower_is_better=False, share=False)["gini"])
+    assert statistics_over_clients(np.zeros(3), lower_is_better=False, share=True)["gini"] == 0
+    nobody = statistics_over_clients(np.full(3, np.nan), lower_is_better=False, share=True)
     assert nobody.pop("clients") == 0
     assert np.isnan(list(nobody.values())).all()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.storage.disk import GO_ON, Disk, disk, using, write_atomically, writing
+from narrowcast.platform.storage.disk import GO_ON, Disk, disk, use_disk, write_atomically, writing
 
 
 def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_what_a_killed_write_left_is_removed_and_what_others_write_is_not(tmp_pa
     if not fork:
         disk = Disk()
         disk.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
-        with using(disk):
+        with use_disk(disk):
             write_atomically(path, b"cut off")
     os.waitpid(fork, 0)
     (left,) = tmp_path.iterdir()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from narrowcast.platform.storage.disk import Disk, disk, using
-from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.disk import Disk, disk, use_disk
+from narrowcast.platform.storage.host import host_clock
 
 
 def test_a_step_runs_when_it_is_woken_and_a_last_time_when_it_is_closed() -> None:
@@ -15,7 +15,7 @@ def test_a_step_runs_when_it_is_woken_and_a_last_time_when_it_is_closed() -> Non
         ran.append(len(ran))
         done.set()
 
-    repeated = host_time().repeat(step, 600.0, "test")
+    repeated = host_clock().run_periodically(step, 600.0, "test")
     assert done.wait(60)
     done.clear()
     repeated.wake()
@@ -26,7 +26,7 @@ def test_a_step_runs_when_it_is_woken_and_a_last_time_when_it_is_closed() -> Non
 
 def test_closing_does_not_wait_for_longer_than_it_may() -> None:
     may_end = threading.Event()
-    repeated = host_time().repeat(lambda: may_end.wait() and None, 600.0, "test")
+    repeated = host_clock().run_periodically(lambda: may_end.wait() and None, 600.0, "test")
     assert not repeated.close(0.01)
     may_end.set()
     assert repeated.close(60.0)
@@ -34,8 +34,8 @@ def test_closing_does_not_wait_for_longer_than_it_may() -> None:
 
 def test_a_step_writes_to_the_disk_of_the_context_that_starts_it() -> None:
     seen, other = [], Disk()
-    with using(other):
-        repeated = host_time().repeat(lambda: seen.append(disk()), 600.0, "test")
+    with use_disk(other):
+        repeated = host_clock().run_periodically(lambda: seen.append(disk()), 600.0, "test")
     assert repeated.close(60.0)
     assert all(each is other for each in seen)
     assert seen

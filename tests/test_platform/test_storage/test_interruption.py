@@ -14,7 +14,7 @@ from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.plan import Buffered, Plan
 from narrowcast.platform.rounds.state import Interrupted, Run
 from narrowcast.platform.storage.disk import write_atomically
-from narrowcast.platform.storage.host import STOPPING, interruptible, stop_waits, uninterrupted
+from narrowcast.platform.storage.host import STOPPING, allow_signals, defer_signals, stop_requested
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from small_tasks import Counting, network_task
 
@@ -24,7 +24,7 @@ def test_a_signal_waits_for_the_end_of_the_block_and_is_then_heard_once(number: 
     heard: list[int] = []
     before = signal.signal(number, lambda number, _: heard.append(number))
     try:
-        with uninterrupted():
+        with defer_signals():
             signal.raise_signal(number)
             signal.raise_signal(number)
             assert heard == []
@@ -37,15 +37,15 @@ def test_a_signal_waits_until_a_block_delivers_it() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
     try:
-        with uninterrupted():
-            with uninterrupted():
-                assert not stop_waits()
+        with defer_signals():
+            with defer_signals():
+                assert not stop_requested()
                 signal.raise_signal(signal.SIGINT)
-                assert stop_waits()
-            assert stop_waits()
-            with interruptible():
+                assert stop_requested()
+            assert stop_requested()
+            with allow_signals():
                 assert heard == [signal.SIGINT]
-                assert not stop_waits()
+                assert not stop_requested()
         assert heard == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
@@ -68,15 +68,15 @@ def test_a_thread_writes_without_touching_the_signals(tmp_path: Path) -> None:
 
 def test_what_is_held_back_is_heard_where_it_may_be_and_held_back_again_after_it() -> None:
     reached = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        with interruptible():
+    with pytest.raises(KeyboardInterrupt), defer_signals():
+        with allow_signals():
             reached.append("nothing came")
         signal.raise_signal(signal.SIGINT)
         reached.append("held back")
-        with uninterrupted(), interruptible():
+        with defer_signals(), allow_signals():
             reached.append("never")
-    with uninterrupted():
-        with pytest.raises(KeyboardInterrupt), interruptible():
+    with defer_signals():
+        with pytest.raises(KeyboardInterrupt), allow_signals():
             signal.raise_signal(signal.SIGINT)
         reached.append("heard once")
     assert reached == ["nothing came", "held back", "heard once"]
@@ -85,7 +85,7 @@ def test_what_is_held_back_is_heard_where_it_may_be_and_held_back_again_after_it
 def test_a_stop_that_was_lost_is_heard_in_the_next_round() -> None:
     STOPPING.set()
     try:
-        with pytest.raises(KeyboardInterrupt), interruptible():
+        with pytest.raises(KeyboardInterrupt), allow_signals():
             raise AssertionError("the round went on")
     finally:
         STOPPING.clear()
@@ -109,7 +109,7 @@ def test_a_run_stopped_in_a_round_goes_on_from_the_round_before(schedule: dict[s
         network_task(),
     )
     played = []
-    with pytest.raises(Interrupted) as stop, uninterrupted():
+    with pytest.raises(Interrupted) as stop, defer_signals():
         stopped = rounds(Run(plan, algorithm, task), Stopped(algorithm, task))
         played.extend(outcome.record for outcome in stopped)
     (state,) = stop.value.states

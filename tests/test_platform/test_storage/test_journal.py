@@ -21,7 +21,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.storage import journal
 from narrowcast.platform.storage import journal as client_tables
-from narrowcast.platform.storage.disk import Disk, using
+from narrowcast.platform.storage.disk import Disk, use_disk
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.types import Profiles, RoundLedger, RoundRecord
 
@@ -331,7 +331,7 @@ class BrokenDisk(Disk):
 
 def test_a_sync_that_failed_once_is_not_believed_again(tmp_path: Path) -> None:
     journal = filled(tmp_path, rounds=2)
-    with using(BrokenDisk()):
+    with use_disk(BrokenDisk()):
         for _ in range(2):
             with pytest.raises(OSError, match="Input/output error"):
                 journal.sync()

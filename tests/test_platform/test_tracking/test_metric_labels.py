@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from narrowcast.platform.tracking.metrics import Declared, format_metric, metric_label, metrics_of, primary_metric
+from narrowcast.platform.tracking.metrics import (
+    FractionMetrics,
+    format_metric,
+    metric_label,
+    metrics_of,
+    primary_metric,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ def test_only_a_share_is_shown_in_percent(name: str, value: float | None, shown:
         ("test.accuracy", None, "25.00 %"),
     ],
 )
-def test_what_a_model_declares_is_a_share_and_nothing_else(name: str, shares: Declared, shown: str) -> None:
+def test_what_a_model_declares_is_a_share_and_nothing_else(name: str, shares: FractionMetrics, shown: str) -> None:
     assert format_metric(name, 0.25, shares) == shown
 
 

@@ -32,7 +32,7 @@ from narrowcast.platform.tracking.view import set_up_view
 from narrowcast.runs import session
 from narrowcast.runs.outputs import git_commit, write_outputs
 from narrowcast.runs.prepared import prepare, prepare_resume
-from narrowcast.runs.session import send_missing
+from narrowcast.runs.session import sync_run
 from tracked_run import ROUNDS, TrackedRun, assert_each_round_is_there_once, load, nothing, run_tracked
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
@@ -269,7 +269,7 @@ def test_a_loss_that_is_no_number_reaches_a_server(server: MlflowServer, tmp_pat
     assert not all(there)
     assert [not math.isnan(value) for _, value, _ in played.history("loss")] == there
     assert ("loss" in played.result["final"]) == there[-1]
-    assert send_missing(played.folder, None) == 0
+    assert sync_run(played.folder, None) == 0
 
 
 def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from narrowcast.platform.tracking import sender
 from narrowcast.platform.tracking.cursor import Cursor
 from narrowcast.runs import session
 from narrowcast.runs.prepared import prepare, prepare_resume
-from narrowcast.runs.session import OnRound, send_missing
+from narrowcast.runs.session import OnRound, sync_run
 from tracked_run import ROUNDS, TrackedRun, assert_each_round_is_there_once, load, nothing, run_tracked
 
 pytestmark = pytest.mark.slow
@@ -70,17 +70,17 @@ def test_a_store_that_dies_costs_the_run_nothing(
     assert warnings[-1] == f"not all of this run is in MLflow yet: narrowcast sync {prepared.folder}"
 
     with pytest.raises(UserError, match=f"no MLflow store answers at {server.uri} .*start it"):
-        send_missing(prepared.folder, None)
+        sync_run(prepared.folder, None)
     server.start()
     assert played.run.info.status == "RUNNING"
-    assert send_missing(prepared.folder, None) == ROUNDS - kept.sent_rounds
+    assert sync_run(prepared.folder, None) == ROUNDS - kept.sent_rounds
     assert_each_round_is_there_once(played)
     assert played.run.info.status == "FINISHED"
     assert played.run.data.tags["model_sha256"] == result["model_sha256"]
     names = {entry.path for entry in played.client.list_artifacts(played.run.info.run_id)}
     files = {"clients.parquet", "config.yaml", "model.safetensors", "result.json", "rounds.parquet"}
     assert names == files | {"checkpoint", "partition", "plots"}
-    assert send_missing(prepared.folder, None) == 0
+    assert sync_run(prepared.folder, None) == 0
     assert_each_round_is_there_once(played)
 
 
@@ -138,7 +138,7 @@ def test_an_interrupted_run_that_is_sent_later_is_killed_and_not_failed(tmp_path
     (played.folder / "result.json").unlink()
     for status in ("KILLED", "FAILED"):
         Cursor(Cursor.load(played.folder).uri, played.run.info.run_id, status=status).save(played.folder)
-        assert send_missing(played.folder, None) == ROUNDS
+        assert sync_run(played.folder, None) == ROUNDS
         assert played.run.info.status == status
 
 
@@ -146,7 +146,7 @@ def test_a_sync_that_a_dying_store_cuts_short_can_be_repeated(server: MlflowServ
     """The store gets the first rounds twice, since the position is lost as in a crash of the machine."""
     played = run_tracked(tmp_path, load(f"tracking.uri={server.uri}", "tracking.system_metrics=false"))
     Cursor(server.uri, played.run.info.run_id, sent_rounds=2).save(played.folder)
-    assert send_missing(played.folder, None) == ROUNDS - 2
+    assert sync_run(played.folder, None) == ROUNDS - 2
     assert_each_round_is_there_once(played)
 
 
@@ -171,9 +171,9 @@ def test_the_stores_password_is_kept_nowhere(
         prepare_resume(played.folder, None)
     messages.append(str(asked.value))
     with pytest.raises(UserError, match=r"http://\*\*\*@.*, whose password is not kept; .* --tracking-uri") as asked:
-        send_missing(played.folder, None)
+        sync_run(played.folder, None)
     messages.append(str(asked.value))
-    assert send_missing(played.folder, uri) == 0
+    assert sync_run(played.folder, uri) == 0
     again = prepare_resume(played.folder, whole)
     assert session.run(again, nothing)["model_sha256"] == played.result["model_sha256"]
 
@@ -189,7 +189,7 @@ def test_the_stores_password_is_kept_nowhere(
         session.run(lost, at({4: fail}))
     for attempt in (
         lambda: prepare(whole, tmp_path),
-        lambda: send_missing(lost.folder, uri),
+        lambda: sync_run(lost.folder, uri),
         lambda: session.run(ready, nothing),
     ):
         with pytest.raises(UserError, match=r"http://\*\*\*@127\.0\.0\.1") as refused:

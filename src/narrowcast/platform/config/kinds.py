@@ -24,7 +24,7 @@ _OF_EVERY_MODEL = frozenset({"kind"})
 
 @dataclass(frozen=True, eq=False)
 class Registry(Mapping[str, type[BaseModel]]):
-    """The classes that one `kind` can name: those of the catalog as a mapping, and any that keep the contract.
+    """The classes that one `kind` can name: those of the catalog as a mapping, and any that satisfy the contract.
 
     A class of the catalog stands there itself, or as `module:Class` below `narrowcast`, imported when it is named.
     A field is typed with it as `Annotated[Contract, REGISTRY]`. It takes a section with a `kind`, a kind alone, or an
@@ -59,7 +59,7 @@ class Registry(Mapping[str, type[BaseModel]]):
         return any(each is self.contract or self._in_catalog(each) is not None for each in bases)
 
     def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
-        """Return the class of a kind; raise `UserError` if there is none, or if it does not keep the contract."""
+        """Return the class of a kind; raise `UserError` if there is none, or if it does not satisfy the contract."""
         if kind in self.kinds:
             return self[kind]
         if ":" in kind:
@@ -94,7 +94,7 @@ class Registry(Mapping[str, type[BaseModel]]):
         return found
 
     def kind_of(self, model: BaseModel) -> str:
-        """Return the kind under which the class of this object is found again."""
+        """Return the kind that resolves to this object's class."""
         found = type(model)
         if (kind := self._in_catalog(found)) is not None:
             return kind

@@ -318,9 +318,9 @@ def check_installed(library: str, wanted_by: str) -> None:
     try:
         distribution(library)
     except PackageNotFoundError as error:
-        raise UserError(advice(library, wanted_by)) from error
+        raise UserError(missing_extra_message(library, wanted_by)) from error
 
 
-def advice(library: str, wanted_by: str) -> str:
+def missing_extra_message(library: str, wanted_by: str) -> str:
     """Return the line for a library that is missing."""
     return f"{wanted_by} needs {library}, which is not installed; pip install 'narrowcast[{EXTRA_OF[library]}]'"

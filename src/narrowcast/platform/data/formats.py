@@ -1,6 +1,6 @@
 """Samples in the files of other libraries: NumPy's .npz, Hugging Face's `datasets`, torch's `Dataset`.
 
-Labelled samples of one's own in NumPy's .npz files.
+User-provided labelled samples in NumPy's .npz files.
 
 Data sets of Hugging Face's `datasets` on disk, as `save_to_disk` writes them.
 
@@ -28,9 +28,9 @@ from narrowcast.platform.config.fields import Factory
 from narrowcast.platform.config.kinds import FOLDERS
 from narrowcast.platform.data.own import (
     TRAIN,
-    OwnPart,
-    OwnSamples,
     SixteenBits,
+    UserSamples,
+    UserSplit,
     alike,
     natural_if_users,
     opened,
@@ -48,7 +48,7 @@ from narrowcast.platform.storage.folder_files import read_json
 _log = logging.getLogger(__name__)
 
 
-class NPZ(OwnSamples):
+class NPZ(UserSamples):
     """Arrays `x_train`, `y_train`, `x_test`, `y_test`, as in Keras' mnist.npz, or just `x` and `y`.
 
     Also `x_validation` and `y_validation`, or `_valid`, `_val` or `_dev`. A line says which arrays are left out.
@@ -74,11 +74,11 @@ class NPZ(OwnSamples):
             parts = self._parts(path, arrays)
         return self._samples(path.stem, str(path), parts)
 
-    def _parts(self, path: Path, arrays: Any) -> dict[str, OwnPart]:
+    def _parts(self, path: Path, arrays: Any) -> dict[str, UserSplit]:
         stem = f"{self.features}_"
         ends = [name.removeprefix(stem).partition(".")[0] for name in arrays.files if name.startswith(stem)]
         suffixes = {part: f"_{end}" for part, end in part_names(dict.fromkeys(ends), f"{path}: {stem}").items()}
-        read, parts = set[str](), dict[str, OwnPart]()
+        read, parts = set[str](), dict[str, UserSplit]()
         for part, end in ({TRAIN: ""} | suffixes).items():
             inputs = _inputs(arrays.files, self.features + end)
             names = [*inputs.values(), self.labels + end]
@@ -93,10 +93,10 @@ class NPZ(OwnSamples):
             others = [arrays[name] for name in names[len(inputs) :]]
             if "" in inputs:
                 values = self._channels_first(arrays[names[0]], f"{path}: {names[0]}")
-                parts[part] = OwnPart(f"{path}: {names[0]}", values, *others)
+                parts[part] = UserSplit(f"{path}: {names[0]}", values, *others)
             else:
                 named = {name: arrays[stored] for name, stored in inputs.items()}
-                parts[part] = OwnPart(f"{path}: {self.features}{end}", named, *others)
+                parts[part] = UserSplit(f"{path}: {self.features}{end}", named, *others)
         if unread := [name for name in arrays.files if name not in read]:
             shown = ", ".join(unread[:5]) + (", ..." if len(unread) > 5 else "")
             _log.warning("%s: left out: arrays %s", path, shown)
@@ -132,7 +132,7 @@ _PLAIN = ("Value", "ClassLabel", "Array2D", "Array3D", "Array4D", "Array5D")
 """Features whose values are in the file; lists of these are too."""
 
 
-class HuggingFace(OwnSamples):
+class HuggingFace(UserSamples):
     """A data set that `save_to_disk` of Hugging Face's `datasets` wrote; needs `narrowcast[datasets]`.
 
     Features are a column of images, which become uint8 [channels, height, width], or of arrays of one shape, or several
@@ -194,7 +194,7 @@ class HuggingFace(OwnSamples):
             split.data.table.validate(full=True)  # reading what a damaged file points to would end the process
         return splits
 
-    def _part(self, where: str, split: Any) -> OwnPart:
+    def _part(self, where: str, split: Any) -> UserSplit:
         wanted = [*self.features, self.labels, *([self.users] if self.users else [])]
         for name in wanted:
             if name not in split.column_names:
@@ -206,7 +206,7 @@ class HuggingFace(OwnSamples):
             raise UserError(f"{where}: has no samples; leave it out, or fill it")
         columns = {name: self._values(split, name, where) for name in self.features}
         others = [_complete(split, name, where) for name in wanted[len(self.features) :]]
-        return OwnPart(where, columns if self.by_name else self._vector(columns, where), *others)
+        return UserSplit(where, columns if self.by_name else self._vector(columns, where), *others)
 
     def _vector(self, columns: Mapping[str, NDArray[Any]], where: str) -> NDArray[Any]:
         """Return the one column of images or arrays, or columns of numbers side by side."""
@@ -300,7 +300,7 @@ _COMPARED = 8
 """Items that are read again, to find random ones."""
 
 
-class TorchDataset(OwnSamples):
+class TorchDataset(UserSamples):
     """Samples of a torch Dataset: `factory` is called with `arguments` and returns it.
 
     The factory returns one Dataset with `len`, or a mapping with those of `train`, `test` and `validation`. An item is
@@ -386,7 +386,7 @@ def _bytes_of(value: Any) -> Any:
     return np.asarray(value).tobytes()
 
 
-def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart, frozenset[str]]:
+def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[UserSplit, frozenset[str]]:
     """Return the samples of a Dataset, and the names of inputs that were images, "" for the one array."""
     if not {"__len__", "__getitem__"} <= {*dir(dataset)}:
         raise UserError(f"{where} is {type(dataset).__name__}; it must be a Dataset with a length, not iterable only")
@@ -408,7 +408,7 @@ def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart,
         if all(map(_is_image, values)):
             arrays, images = alike(arrays), images | {name}
         inputs[name] = stacked(arrays, f"{where}: {name}" if name else where)
-    return OwnPart(where, inputs.get("", inputs), labels, *users), images
+    return UserSplit(where, inputs.get("", inputs), labels, *users), images
 
 
 def _by_name(features: Sequence[Any], where: str) -> dict[str, list[Any]]:

@@ -6,7 +6,7 @@ Fields and steps shared by the sources of graphs: features, partition and number
 
 A graph whose nodes have features and classes, in which every client trains on the same nodes.
 
-A graph of one's own in a NumPy .npz file.
+A user-provided graph in a NumPy .npz file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Samples of the user's own: their parts, checks and images.
 
-Labelled samples of one's own: checks, classes, held-out samples and users, whatever format they come from.
+User-provided labelled samples: checks, classes, held-out samples and users, whatever format they come from.
 
 Images as arrays of 8 bits, whatever file, library or camera they come from.
 """
@@ -143,7 +143,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class OwnPart:
+class UserSplit:
     """Samples as they were read, whose place in messages is `where`.
 
     Shapes: features [n, ...], or a mapping of such by name; labels [n] or [n, k], numbers or text; users [n], if the
@@ -156,8 +156,8 @@ class OwnPart:
     users: NDArray[Any] | None = None
 
 
-class OwnSamples(Classification):
-    """Samples of one's own; the distinct training labels, in ascending order, are the classes.
+class UserSamples(Classification):
+    """User-provided samples; the distinct training labels, in ascending order, are the classes.
 
     Labels that are fractions are numbers to be predicted, in regression; they may be several for each sample. Whole
     numbers stored as fractions are classes if they are at most 20 different ones, each twice or more on average, and
@@ -182,7 +182,7 @@ class OwnSamples(Classification):
     )
 
     def _samples(
-        self, name: str, source: str, parts: Mapping[str, OwnPart], classes: Sequence[str] | None = None
+        self, name: str, source: str, parts: Mapping[str, UserSplit], classes: Sequence[str] | None = None
     ) -> Samples:
         """Return the parts `train`, `test` and `validation`, of which the last two may be missing, partitioned.
 
@@ -247,7 +247,7 @@ class OwnSamples(Classification):
         rows = np.flatnonzero(np.isin(numbers, chosen))
         return self.clients, train.take(rows), np.searchsorted(chosen, numbers[rows]), ids[chosen]
 
-    def _features(self, part: OwnPart) -> Features:
+    def _features(self, part: UserSplit) -> Features:
         """Return features as uint8, float32 or, for tokens, int64; those with names as `_named_input` does."""
         if isinstance(part.features, Mapping):
             return {name: _named_input(values, f"{part.where}: {name}") for name, values in part.features.items()}
@@ -304,7 +304,7 @@ def natural_if_users(values: Any) -> Any:
     return {**values, "partition": Natural()} if named else values
 
 
-def with_images_alike(parts: Mapping[str, OwnPart], images: Iterable[str]) -> dict[str, OwnPart]:
+def with_images_alike(parts: Mapping[str, UserSplit], images: Iterable[str]) -> dict[str, UserSplit]:
     """Return the parts with images of the same channels in all of them; `images` names inputs, "" the one array."""
     found = dict(parts)
     for name in images:
@@ -348,7 +348,7 @@ def _owners(users: NDArray[Any] | None, ids: NDArray[Any] | None) -> IntArray | 
     return np.where(ids[places] == users, places, -1)
 
 
-def _plain(part: OwnPart, *, tokens: bool) -> NDArray[Any]:
+def _plain(part: UserSplit, *, tokens: bool) -> NDArray[Any]:
     """Return labels with bytes as text, and [n, 1] as [n]."""
     labels = np.asarray(part.labels)
     if labels.dtype.kind == "S":
@@ -359,7 +359,7 @@ def _plain(part: OwnPart, *, tokens: bool) -> NDArray[Any]:
     return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 and not tokens else labels
 
 
-def _targets(part: OwnPart, *, tokens: bool) -> Targets:
+def _targets(part: UserSplit, *, tokens: bool) -> Targets:
     """Return what labels without `targets` are; raise `UserError` if whole numbers may be either."""
     labels = part.labels
     if labels.dtype.kind != "f":
@@ -396,13 +396,13 @@ def _are_whole(labels: NDArray[Any]) -> bool:
     return bool((np.floor(numbers) == numbers).all() and (np.abs(numbers) < _LARGEST_CLASS).all())
 
 
-def _labels(part: OwnPart, targets: Targets, known: NDArray[Any]) -> NDArray[Any]:
+def _labels(part: UserSplit, targets: Targets, known: NDArray[Any]) -> NDArray[Any]:
     if targets == "classes":
         return _numbered(part, known)
     return _numbers(part) if targets == "numbers" else _next_tokens(part)
 
 
-def _checked_labels(part: OwnPart, kinds: str, expected: str, dimensions: tuple[int, ...]) -> NDArray[Any]:
+def _checked_labels(part: UserSplit, kinds: str, expected: str, dimensions: tuple[int, ...]) -> NDArray[Any]:
     """Return the labels; raise `UserError` if there are none, or they have another type or shape."""
     labels = part.labels
     for name, values in by_name(part.features).items():
@@ -437,7 +437,7 @@ def _is_empty(values: NDArray[Any]) -> NDArray[np.bool_]:
     return values == "" if values.dtype.kind in "UT" else np.zeros(len(values), dtype=np.bool_)
 
 
-def _class_labels(part: OwnPart) -> NDArray[Any]:
+def _class_labels(part: UserSplit) -> NDArray[Any]:
     """Return the label of each sample's class, [n]: of one-hot rows the place of the 1."""
     if _is_one_hot(part.labels):
         part = replace(part, labels=part.labels.argmax(axis=1))
@@ -453,7 +453,7 @@ def _class_labels(part: OwnPart) -> NDArray[Any]:
     return labels.astype(np.int64)
 
 
-def _numbers(part: OwnPart) -> NDArray[np.float32]:
+def _numbers(part: UserSplit) -> NDArray[np.float32]:
     """Return the numbers to be predicted, [n, k]."""
     labels = _checked_labels(part, "buif", "one number, or several,", (1, 2))
     with np.errstate(over="ignore"):  # what overflows is found below
@@ -465,7 +465,7 @@ def _numbers(part: OwnPart) -> NDArray[np.float32]:
     return numbers
 
 
-def _next_tokens(part: OwnPart) -> IntArray:
+def _next_tokens(part: UserSplit) -> IntArray:
     """Return the token that follows each position, [n, length]."""
     labels = _checked_labels(part, "ui", "the token that follows each position", (2,)).astype(np.int64)
     texts = _texts(part.features, labels)
@@ -484,7 +484,7 @@ def _texts(features: Features, labels: IntArray) -> list[NDArray[Any]]:
     return [each for each in arrays if each.shape == labels.shape and each.dtype.kind in "iu"]
 
 
-def _numbered(part: OwnPart, known: NDArray[Any]) -> IntArray:
+def _numbered(part: UserSplit, known: NDArray[Any]) -> IntArray:
     """Return the number of each label's class."""
     labels = _class_labels(part)
     if (labels.dtype.kind in "UT") != (known.dtype.kind in "UT"):
@@ -500,7 +500,7 @@ def _numbered(part: OwnPart, known: NDArray[Any]) -> IntArray:
     return np.searchsorted(known, labels).astype(np.int64)
 
 
-def _check_alike(ready: Mapping[str, Labelled], parts: Mapping[str, OwnPart]) -> None:
+def _check_alike(ready: Mapping[str, Labelled], parts: Mapping[str, UserSplit]) -> None:
     for key, each in ready.items():
         for what in ("features", "labels"):
             got, expected = (_of_a_sample(getattr(samples, what)) for samples in (each, ready[TRAIN]))

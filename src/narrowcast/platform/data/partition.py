@@ -255,17 +255,17 @@ def _check_enough(kind: str, n: int, n_clients: int, min_examples: int) -> None:
         )
 
 
-def deal_alike(
+def split_like_training(
     classes: IntArray, owners: IntArray, held_out: IntArray, n_clients: int, seed: int, split: str
 ) -> ClientIndex:
-    """Deal held-out samples so that a client has of each class the share that it has of the training samples.
+    """Split held-out samples so that a client has of each class the share that it has of the training samples.
 
     The held-out samples of a client are then distributed as its training samples, as if its own samples had been split
     after the partition, which FedProx (Li et al., MLSys 2020), q-FFL (Li et al., ICLR 2020) and LEAF (Caldas et al.
-    2018) do. Each sample is dealt to one client; a class without training samples to none. Of each class a client gets
+    2018) do. Each sample goes to one client; a class without training samples to none. Of each class a client gets
     its share rounded down or up, up if it has lost most by the rounding of the classes before.
 
-    Shapes: classes [n] and owners [n] of the training samples; held_out [m], the classes of those to be dealt.
+    Shapes: classes [n] and owners [n] of the training samples; held_out [m], the classes of those to be split.
     """
     random = generator(seed, split + " of clients")
     found, lost = np.full(len(held_out), -1, dtype=np.int64), np.zeros(n_clients)

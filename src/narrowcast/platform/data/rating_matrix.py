@@ -190,7 +190,7 @@ _FIELDS = ("user", "item", "rating", "time")
 class ExplicitRatings(Section):
     """Users' ratings of items as a matrix of items by users, of which the given entries are observed.
 
-    Ratings come from a MovieLens set or from a file of one's own, one rating per row. Each user is a client, or users
+    Ratings come from a MovieLens set or from a user's file, one rating per row. Each user is a client, or users
     are dealt at random to `clients`. `split: random` holds out shares of all ratings; `last` the last ratings of every
     user by time, of equal times the later rows.
     """

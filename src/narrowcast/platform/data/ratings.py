@@ -1,4 +1,4 @@
-"""Ratings of one's own, from CSV or Parquet files, as implicit feedback with one client per user.
+"""User-provided ratings, from CSV or Parquet files, as implicit feedback with one client per user.
 
 Splits that are given: one file of training rows, one of test items, and possibly one of validation items.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.platform.data.partition import ClientIndex, deal_alike, index_of_owners
+from narrowcast.platform.data.partition import ClientIndex, index_of_owners, split_like_training
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.types import IntArray
 
@@ -153,7 +153,7 @@ class Samples:
         return np.repeat(np.arange(self.n_clients), self.examples)
 
     def of_clients(self, split: ClientSplit) -> ClientIndex:
-        """Return each client's own samples of a split: of users their own, else those that `deal_alike` gives them.
+        """Return each client's own samples of a split: of users their own, else those of `split_like_training`.
 
         Classes are those of the labels, the tenths of the first number to predict, or one class for tokens.
         """
@@ -174,7 +174,9 @@ class Samples:
         if split in self.held_out_users:
             return index_of_owners(self.held_out_users[split], self.n_clients)
         classes = self._classes(self.train.labels[self.order])
-        return deal_alike(classes, self.owners, self._classes(held_out.labels), self.n_clients, self.seed, split)
+        return split_like_training(
+            classes, self.owners, self._classes(held_out.labels), self.n_clients, self.seed, split
+        )
 
     def _classes(self, labels: NDArray[Any]) -> IntArray:
         if self.targets == "tokens":

@@ -4,7 +4,7 @@ Next-token prediction on documents: windows of bytes, with the byte that follows
 
 Next-token prediction on the language reference that comes with Python, a text that needs no download.
 
-Text of one's own for next-token prediction: a folder of files, one client per file.
+User-provided text for next-token prediction: a folder of files, one client per file.
 
 Next-character prediction on the plays of Shakespeare, with one user per character of each play.
 """

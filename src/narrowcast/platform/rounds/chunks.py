@@ -76,7 +76,7 @@ def make_chunks(
     epochs: IntArray | None = None,
     draws: IntArray | None = None,
 ) -> list[Chunk]:
-    """Deal a cohort, clients with most examples first, into equal chunks of at most `chunk_size` clients.
+    """Split a cohort, clients with most examples first, into equal chunks of at most `chunk_size` clients.
 
     Shapes: cohort [C] ascending; examples [U], of all clients; epochs [C], the most that each client has time for;
     draws [C], how often each was drawn.

@@ -12,19 +12,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Broadcast
-from narrowcast.platform.errors import LearnedNothing, UnresumableFailure
+from narrowcast.platform.errors import NoLearningError, UnresumableFailure
 from narrowcast.platform.rounds.chunks import OpenRound
 from narrowcast.platform.rounds.contract_checks import check_step
 from narrowcast.platform.rounds.evaluation import evaluate
 from narrowcast.platform.rounds.opening import account, late_clients
 from narrowcast.platform.rounds.outcome import Outcome, Timing
 from narrowcast.platform.rounds.state import LiveState
-from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.host import host_clock
 from narrowcast.platform.types import (
     NO_RANK,
     Arrays,
@@ -39,18 +40,25 @@ from narrowcast.platform.types import (
 CHANNEL_STATE_BITS = 16
 """A client's report of its channel: a signal-to-noise ratio of 256 dB in steps of 2^-8 dB, 0.1 % of a rate."""
 EXAMPLES_BITS = 32
-"""A client's number of examples, from which the server expects its errors; sent once, and as long as in a header."""
+"""A client's number of examples, used to predict its quantisation error; sent once, same width as in the header."""
 GRANT_BITS = 32
 """The bits that a client may send in the round, up to 2^32 - 1, 0 included."""
 
 
-def allocation_bits(live: LiveState, opened: OpenRound) -> tuple[int, int]:
+class Overhead(NamedTuple):
+    """The bits of a round that no client's ledger has."""
+
+    uplink_bits: int = 0
+    downlink_bits: int = 0
+
+
+def allocation_bits(live: LiveState, opened: OpenRound) -> Overhead:
     """Return the uplink and downlink bits of a round's allocation; none if uploads have no budgets."""
     if opened.link_allocation.budget_bits is None:
-        return 0, 0
+        return Overhead()
     clients = len(opened.cohort)
     newcomers = int((live.population.last_round[opened.cohort] == 0).sum())
-    return CHANNEL_STATE_BITS * clients + EXAMPLES_BITS * newcomers, GRANT_BITS * clients
+    return Overhead(CHANNEL_STATE_BITS * clients + EXAMPLES_BITS * newcomers, GRANT_BITS * clients)
 
 
 def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResult]) -> Outcome:
@@ -62,15 +70,15 @@ def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResul
     seconds = clock.round_seconds(np.minimum(ledger.seconds, until))
     if not results:
         seconds += clock.idle_seconds
-    beside = allocation_bits(live, opened)
+    overhead = allocation_bits(live, opened)
     live.server, now = server, live.simulated_seconds + seconds
-    return commit(live, opened.broadcast, results, ledger, now, seconds, beside)
+    return commit(live, opened.broadcast, results, ledger, now, seconds, overhead)
 
 
 def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) -> Arrays:
     """Return the next server state, from the partial sums in the order of the chunks; without any, the present one.
 
-    Raise `LearnedNothing` if the global model is no longer finite.
+    Raise `NoLearningError` if the global model is no longer finite.
     """
     if not partials:
         return live.server
@@ -79,7 +87,7 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
         server = algorithm.step(live.server, broadcast, algorithm.fold(partials), task, round_index)
     check_step(algorithm, live.server, server)
     if not all_finite(*algorithm.final(server).values()):
-        raise LearnedNothing(
+        raise NoLearningError(
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
             f"(now {optional(task.training, 'learning_rate', 'unknown')}) and run again"
         )
@@ -93,11 +101,11 @@ def commit(
     ledger: RoundLedger,
     now: float,
     seconds: float,
-    beside: tuple[int, int] = (0, 0),
+    overhead: Overhead = Overhead(),  # noqa: B008 - a tuple
 ) -> Outcome:
     """Advance a run whose server has stepped to simulated second `now`; evaluate and snapshot it if that is due.
 
-    The round took `seconds` of simulated time. `beside` are its uplink and downlink bits that no client's ledger has.
+    The round took `seconds` of simulated time. `overhead` is not attributed to any client.
     """
     plan, round_index = live.run.plan, live.round_index + 1
     if not math.isfinite(now):
@@ -109,7 +117,8 @@ def commit(
     live.population.last_round[ledger.client] = round_index - ledger.staleness
     live.update_bits.append(broadcast.update.wire_bits() if broadcast.update and results else 0)
     live.round_index, live.simulated_seconds = round_index, now
-    uplink, downlink = int(ledger.uplink_bits.sum()) + beside[0], int(ledger.downlink_bits.sum()) + beside[1]
+    uplink = int(ledger.uplink_bits.sum()) + overhead.uplink_bits
+    downlink = int(ledger.downlink_bits.sum()) + overhead.downlink_bits
     live.uplink_bits += uplink
     live.downlink_bits += downlink
     began = time.perf_counter()
@@ -117,8 +126,8 @@ def commit(
     timing = Timing(evaluate=time.perf_counter() - began)
     # A round with dropped clients would come out differently if it were repeated, so it is always kept.
     must_keep = any(result.dropped for result in results)
-    due = must_keep or plan.keeps(round_index, host_time().monotonic() - live.kept_at)
-    record = record_of(live, ledger, seconds, results, (uplink, downlink), sum(beside))
+    due = must_keep or plan.keeps(round_index, host_clock().monotonic() - live.kept_at)
+    record = record_of(live, ledger, seconds, results, (uplink, downlink), sum(overhead))
     return Outcome(record, ledger, metrics, 0.0, live.snapshot() if due else None, timing)
 
 

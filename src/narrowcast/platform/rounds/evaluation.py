@@ -17,7 +17,7 @@ from narrowcast.platform.rounds.chunks import naming_round
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import LiveState, Run, RunState
-from narrowcast.platform.tracking.metrics import declared_by, over_clients, shares_of
+from narrowcast.platform.tracking.metrics import declared_by, fraction_metrics, statistics_over_clients
 from narrowcast.platform.types import Arrays, Chunk, ClientMeasures, FloatArray, hash_arrays
 
 _CLIENTS_AT_ONCE = 100
@@ -94,12 +94,14 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
 def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, float]:
     """Return the statistics over clients of each metric, named `split.metric.statistic`."""
     model = run.task.model
-    lower, shares = declared_by(model) or (), shares_of(model) or ()
+    lower, shares = declared_by(model) or (), fraction_metrics(model) or ()
     return {
         f"{name}.{statistic}": value
         for name, values in metrics.items()
         for metric in [name.partition(".")[2]]
-        for statistic, value in over_clients(values, lower_is_better=metric in lower, share=metric in shares).items()
+        for statistic, value in statistics_over_clients(
+            values, lower_is_better=metric in lower, share=metric in shares
+        ).items()
     }
 
 

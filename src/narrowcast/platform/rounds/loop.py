@@ -72,33 +72,35 @@ def _loop(
     measure: Measure | None = None,
 ) -> Rounds:
     live = [LiveState.of(run, state) for run, state in zip(runs, states, strict=True)]
-    going = [place for place, each in enumerate(live) if each.rounds_left]
-    while going:
+    active = [index for index, state in enumerate(live) if state.rounds_left]
+    while active:
         began = time.perf_counter()
         with one_thread():
-            opened = [_open(live[place]) for place in going]
+            opened = [_open(live[index]) for index in active]
             ready = time.perf_counter()
             with stoppable(*live):
-                results = train([(each.run, each.calls) for each in opened])
-                late = [_calls_to_repeat(*each) for each in zip(opened, results, strict=True)]
-                repeated = train([(each.run, calls) for each, calls in zip(opened, late, strict=True)])
-                results = [_replaced(*each) for each in zip(results, repeated, strict=True)]
+                results = train([(opening.run, opening.calls) for opening in opened])
+                late = [_calls_to_repeat(*both) for both in zip(opened, results, strict=True)]
+                repeated = train([(opening.run, calls) for opening, calls in zip(opened, late, strict=True)])
+                results = [_replaced(*both) for both in zip(results, repeated, strict=True)]
                 trained = time.perf_counter()
                 if secure is not None:
-                    results = [each if isinstance(each, RunFailed) else secure.after(each) for each in results]
-            ends = zip([live[place] for place in going], opened, results, strict=True)
-            closed = [_close(*each, measure) for each in ends]
+                    results = [result if isinstance(result, RunFailed) else secure.after(result) for result in results]
+            closed = [
+                _close(live[index], opening, result, measure)
+                for index, opening, result in zip(active, opened, results, strict=True)
+            ]
         moments = (began, ready, trained, time.perf_counter())
-        everything = [result for each in results if not isinstance(each, RunFailed) for result in each]
+        everything = [chunk for result in results if not isinstance(result, RunFailed) for chunk in result]
         outcomes = {
-            place: outcome.timed(moments, everything, 1 / len(going)) if isinstance(outcome, Outcome) else outcome
-            for place, outcome in zip(going, closed, strict=True)
+            index: outcome.timed(moments, everything, 1 / len(active)) if isinstance(outcome, Outcome) else outcome
+            for index, outcome in zip(active, closed, strict=True)
         }
         ended = (yield outcomes) or ()
-        going = [
-            place
-            for place in going
-            if isinstance(outcomes[place], Outcome) and place not in ended and live[place].rounds_left
+        active = [
+            index
+            for index in active
+            if isinstance(outcomes[index], Outcome) and index not in ended and live[index].rounds_left
         ]
 
 

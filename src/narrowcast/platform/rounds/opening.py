@@ -127,7 +127,7 @@ def dropped_clients(results: Sequence[ChunkResult], clients: IntArray) -> BoolAr
 
 
 def either(first: BoolArray | None, second: BoolArray | None) -> BoolArray | None:
-    """Return the union of two masks; None stands for a mask of nobody."""
+    """Return the union of two masks; None means an empty mask."""
     if first is None or second is None:
         return second if first is None else first
     return first | second

@@ -29,7 +29,7 @@ from narrowcast.platform.rounds.client_contracts import ClientSplit, HasClientSp
 from narrowcast.platform.rounds.contract_checks import check_final, check_traits
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import rotation_of
-from narrowcast.platform.storage.host import host_time, interruptible
+from narrowcast.platform.storage.host import allow_signals, host_clock
 from narrowcast.platform.storage.step import KeptState, arrays_under
 from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, all_finite
@@ -404,7 +404,7 @@ class LiveState:
     simulated_seconds: float
     schedule: AsyncState | None
     resumed_after: tuple[int, int] = (0, 0)
-    kept_at: float = field(default_factory=lambda: host_time().monotonic())
+    kept_at: float = field(default_factory=lambda: host_clock().monotonic())
 
     @classmethod
     def of(cls, run: Run, state: RunState) -> LiveState:
@@ -439,7 +439,7 @@ class LiveState:
 
     def snapshot(self) -> RunState:
         """Return the state to keep in order to continue from here."""
-        self.kept_at = host_time().monotonic()
+        self.kept_at = host_clock().monotonic()
         participants = self.population.participants()
         return RunState(
             round_index=self.round_index,
@@ -460,7 +460,7 @@ class LiveState:
 def stoppable(*runs: LiveState) -> Iterator[None]:
     """Allow signals to stop the runs within this block, which must not change them; raise `Interrupted` if one does."""
     try:
-        with interruptible():
+        with allow_signals():
             yield
     except KeyboardInterrupt:
         raise Interrupted([each.snapshot() for each in runs]) from None

@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.disk import disk, make_folders, read_tensors, replace_by
-from narrowcast.platform.storage.host import uninterrupted
+from narrowcast.platform.storage.host import defer_signals
 from narrowcast.platform.storage.step import KeptState
 from narrowcast.platform.types import Arrays
 
@@ -71,7 +71,7 @@ StateT = TypeVar("StateT", bound=KeptState)
 
 
 @dataclass(frozen=True)
-class Saved(Generic[StateT]):
+class Checkpoint(Generic[StateT]):
     """A checkpoint: its state and the digests of its configuration and data; if it is damaged, only the problem."""
 
     step: int
@@ -99,8 +99,8 @@ def save_checkpoint(
 
     Raise `OSError`.
     """
-    folder = Folder.at(place)
-    with uninterrupted():
+    folder = CheckpointStore.at(place)
+    with defer_signals():
         tensors, metadata = state.packed()
         ours = {"config": digest, "data": data_sha256, "format": _FORMAT}
         folder.write(_stem(state), tensors, {**metadata, **ours})
@@ -109,8 +109,8 @@ def save_checkpoint(
 
 def replace_checkpoints(place: str | Path, state: KeptState, digest: str, *, data_sha256: str = "") -> None:
     """Write the state with another digest of its configuration; remove all other checkpoints, of the same step too."""
-    folder = Folder.at(place)
-    with uninterrupted():
+    folder = CheckpointStore.at(place)
+    with defer_signals():
         tensors, metadata = state.packed()
         ours = {"config": digest, "data": data_sha256, "format": _FORMAT}
         name = folder.write(_stem(state), tensors, {**metadata, **ours})
@@ -119,14 +119,14 @@ def replace_checkpoints(place: str | Path, state: KeptState, digest: str, *, dat
 
 def prune_checkpoints(place: str | Path, state: KeptState, keep: int) -> None:
     """Remove what a crash between a checkpoint and the removal of earlier ones has left; raise `OSError`."""
-    with uninterrupted():
-        Folder.at(place).keep_last(keep, state.step)
+    with defer_signals():
+        CheckpointStore.at(place).keep_last(keep, state.step)
 
 
 def remove_checkpoints(place: str | Path) -> None:
     """Remove all checkpoints, and their folder if it is on this machine; raise `OSError`."""
-    folder = Folder.at(place)
-    with uninterrupted():
+    folder = CheckpointStore.at(place)
+    with defer_signals():
         folder.remove_all_but([])
         if isinstance(folder.files, LocalFileSystem):
             disk().remove_folder(Path(folder.path))
@@ -144,7 +144,7 @@ def load_checkpoint(
     States after step `reached`, the last one in the run's journal, are not used; `journal` describes it in an error.
     Raise `UserError` if there is no state to return, `NoCheckpointError` if there never was one.
     """
-    folder = Folder.at(place)
+    folder = CheckpointStore.at(place)
     try:
         names = folder.checkpoints()
     except OSError as error:
@@ -171,24 +171,24 @@ def load_checkpoint(
     raise UserError(f"{place}: {'; '.join(refused)}; delete the run's folder and start it again")
 
 
-def read_checkpoints(place: str | Path, kind: type[StateT]) -> Iterator[Saved[StateT]]:
+def read_checkpoints(place: str | Path, kind: type[StateT]) -> Iterator[Checkpoint[StateT]]:
     """Yield all checkpoints of states of this kind, damaged ones too, oldest first."""
-    folder = Folder.at(place)
+    folder = CheckpointStore.at(place)
     yield from (_read(folder, name, kind) for name in folder.checkpoints())
 
 
-def _read(folder: Folder, name: str, kind: type[StateT]) -> Saved[StateT]:
+def _read(folder: CheckpointStore, name: str, kind: type[StateT]) -> Checkpoint[StateT]:
     try:
         with folder.at_hand(name) as path:
-            return Saved(_step(name), *_unpacked(path, name, kind))
+            return Checkpoint(_step(name), *_unpacked(path, name, kind))
     except (SafetensorError, KeyError, ValueError, OSError) as error:
-        return Saved(_step(name), None, problem=str(error))
+        return Checkpoint(_step(name), None, problem=str(error))
 
 
 def check_place(place: str | Path) -> None:
     """Raise `UserError` if a new run cannot write its checkpoints there, or if another run has."""
     try:
-        folder = Folder.at(place)
+        folder = CheckpointStore.at(place)
         folder.write_empty(probe := f"{_OURS[0]}probe")
         folder.remove(probe)
         taken = folder.checkpoints()
@@ -199,14 +199,14 @@ def check_place(place: str | Path) -> None:
 
 
 @dataclass(frozen=True)
-class Folder:
+class CheckpointStore:
     """The folder of a run's checkpoints: local, or any location for which `fsspec` has a protocol."""
 
     files: Any
     path: str
 
     @classmethod
-    def at(cls, place: str | Path) -> Folder:
+    def at(cls, place: str | Path) -> CheckpointStore:
         """Return the folder at a place.
 
         Raise `UserError` if the protocol is unknown or its package is not installed.
@@ -314,7 +314,7 @@ _ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")
 def _saved(part: Path, stem: str, tensors: Arrays, metadata: dict[str, str]) -> str:
     """Write the file `part`, and return the name of a checkpoint with its content."""
     try:
-        disk().fill(part, lambda path: save_file(dict(tensors), path, metadata))
+        disk().write_with(part, lambda path: save_file(dict(tensors), path, metadata))
     except SafetensorError as error:
         number = _ERROR_NUMBER.search(str(error))
         raise OSError(*([int(number[1]), os.strerror(int(number[1]))] if number else [str(error)])) from error

@@ -1,7 +1,7 @@
 """The operations by which every durable file is written, behind one seam that a recording or simulated disk replaces.
 
 After a power cut, only what was synced is certain: a file's content by `sync` of the file; its name, renaming and
-removal by `sync` of its folder. What a record rests on is therefore synced before the record is written.
+removal by `sync` of its folder. The data that a record depends on are therefore synced before the record is written.
 
 Atomic and durable writes, and safetensors files with their metadata; reading never runs code.
 """
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from narrowcast.platform.errors import RunFailed, UserError, remedy
-from narrowcast.platform.storage.host import uninterrupted
+from narrowcast.platform.storage.host import defer_signals
 
 
 class Disk:
@@ -35,8 +35,8 @@ class Disk:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
             stream.write(content)
 
-    def fill(self, path: Path, write: Callable[[Path], object]) -> None:
-        """Let a library write a file, new or replaced in place, without a copy of its content in memory."""
+    def write_with(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Write a file through a callback, new or replaced in place, without a copy of its content in memory."""
         write(path)
 
     def append(self, path: Path, content: bytes) -> None:
@@ -82,8 +82,8 @@ def disk() -> Disk:
 
 
 @contextmanager
-def using(other: Disk) -> Iterator[None]:
-    """Write to another disk within the block."""
+def use_disk(other: Disk) -> Iterator[None]:
+    """Use `other` as the disk inside the block."""
     token = _current.set(other)
     try:
         yield
@@ -153,7 +153,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
     """
     make_folders(path.parent)
     own = f"{_host()}-{os.getpid()}"
-    with uninterrupted():
+    with defer_signals():
         _remove_abandoned(path)
         for attempt in range(1, _ATTEMPTS + 1):
             part = path.with_name(f"{path.name}.{own}-{next(_numbers)}.part")

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Protocol
 
 
-class Repeated(Protocol):
+class PeriodicTask(Protocol):
     """A step that is repeated in the background until it is closed."""
 
     def wake(self) -> None:
@@ -30,7 +30,7 @@ class Repeated(Protocol):
         ...
 
 
-class HostTime(Protocol):
+class HostClock(Protocol):
     """The clocks of a machine. Virtual time, of which results are made, is `rounds.fleet`."""
 
     def wall(self) -> float:
@@ -45,12 +45,12 @@ class HostTime(Protocol):
         """Wait."""
         ...
 
-    def repeat(self, step: Callable[[], None], seconds: float, name: str) -> Repeated:
+    def run_periodically(self, step: Callable[[], None], seconds: float, name: str) -> PeriodicTask:
         """Start to run a step at once, and again after at most `seconds`."""
         ...
 
 
-class SystemTime:
+class SystemClock:
     """The clocks of the operating system, and a thread for each repeated step."""
 
     def wall(self) -> float:
@@ -65,7 +65,7 @@ class SystemTime:
         """Call `time.sleep`."""
         time.sleep(seconds)
 
-    def repeat(self, step: Callable[[], None], seconds: float, name: str) -> Repeated:
+    def run_periodically(self, step: Callable[[], None], seconds: float, name: str) -> PeriodicTask:
         """Start a thread that repeats the step, in a copy of the context."""
         return _RepeatingThread(step, seconds, name)
 
@@ -96,17 +96,17 @@ class _RepeatingThread:
         return not self._thread.is_alive()
 
 
-_SYSTEM = SystemTime()
-_current: ContextVar[HostTime] = ContextVar("host_time", default=_SYSTEM)
+_SYSTEM = SystemClock()
+_current: ContextVar[HostClock] = ContextVar("host_clock", default=_SYSTEM)
 
 
-def host_time() -> HostTime:
+def host_clock() -> HostClock:
     """Return the clocks in force."""
     return _current.get()
 
 
 @contextmanager
-def time_of(clocks: HostTime) -> Iterator[None]:
+def use_clock(clocks: HostClock) -> Iterator[None]:
     """Replace the clocks within the block."""
     token = _current.set(clocks)
     try:
@@ -141,7 +141,7 @@ class _Deferred:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Defer signals to stop to the end of the block; a thread other than the main one gets no signals anyway."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -166,8 +166,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Deliver signals within this block of an `uninterrupted` one; deferred ones are delivered at once."""
+def allow_signals() -> Iterator[None]:
+    """Deliver signals within this block of an `defer_signals` one; deferred ones are delivered at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -190,6 +190,6 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop_waits() -> bool:
-    """Return whether an `interruptible` block may have a signal to deliver, which is quick to ask."""
+def stop_requested() -> bool:
+    """Return whether an `allow_signals` block may have a signal to deliver, which is quick to ask."""
     return (STOPPING.is_set() or _WAITING.is_set()) and threading.current_thread() is threading.main_thread()

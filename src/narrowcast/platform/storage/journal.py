@@ -32,7 +32,7 @@ from narrowcast.platform.rounds.outcome import CLIENT_METRICS_KEY
 from narrowcast.platform.storage.disk import disk
 from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.storage.step import ITERATION, ITERATION_COLUMNS, Step
-from narrowcast.platform.tracking.metrics import Declared, is_better
+from narrowcast.platform.tracking.metrics import LowerIsBetter, is_better
 from narrowcast.platform.types import Profiles, RoundLedger
 
 _KEYS, _OPTIONAL, _KEYS_OF_SOLVE = {"clients", "round"}, {"client_metrics"}, {ITERATION}
@@ -424,7 +424,7 @@ class Journal:
         places = {}
         for name, (schema, blocks) in self._blocks(profiles).items():
             places[name] = self.path.with_name(name)
-            disk().fill(places[name], partial(_write_blocks, schema, blocks))
+            disk().write_with(places[name], partial(_write_blocks, schema, blocks))
         return places
 
     def _blocks(self, profiles: Profiles) -> dict[str, tuple[pa.Schema, Iterable[pa.Table]]]:
@@ -458,7 +458,7 @@ class Journal:
             metrics["loss"] = self.rounds[-1]["loss"]
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
-    def best_metrics(self, declared: Declared = None) -> dict[str, dict[str, float]]:
+    def best_metrics(self, declared: LowerIsBetter = None) -> dict[str, dict[str, float]]:
         """Return the best value of each metric and the first round that had it; the lowest of a loss.
 
         `declared`: the metrics that the model declares as better when lower.

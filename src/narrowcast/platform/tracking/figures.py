@@ -45,11 +45,12 @@ from narrowcast.platform.tracking.metrics import (
     TOTAL,
     UPLINK,
     Cost,
-    Declared,
+    FractionMetrics,
+    LowerIsBetter,
     column,
     curve,
     format_metric,
-    is_share,
+    is_fraction,
     metric_label,
     metrics_of,
     running_mean,
@@ -84,7 +85,7 @@ def as_png(figure: Figure, dots_per_inch: float = 150) -> bytes:
     return content.getvalue()
 
 
-def accuracy_figure(rounds: pa.Table, cost: Cost, title: str, declared: Declared = None) -> Figure | None:
+def accuracy_figure(rounds: pa.Table, cost: Cost, title: str, declared: LowerIsBetter = None) -> Figure | None:
     """Return the test metrics, validation fainter, against a cost; None if no test metric was measured.
 
     Shares, as `declared`, have one panel in percent, and every other metric one of its own. The loss is drawn
@@ -94,7 +95,7 @@ def accuracy_figure(rounds: pa.Table, cost: Cost, title: str, declared: Declared
     measured = [each for each in measured if each != "loss"] or measured
     if not measured:
         return None
-    shares = [each for each in measured if is_share(each, declared)]
+    shares = [each for each in measured if is_fraction(each, declared)]
     grouped = [*([shares] if shares else []), *([each] for each in measured if each not in shares)][:_MOST_PANELS]
     figure, panels = new_figure(title, panels=len(grouped))
     for axes, metrics in zip(panels, grouped, strict=True):
@@ -105,11 +106,11 @@ def accuracy_figure(rounds: pa.Table, cost: Cost, title: str, declared: Declared
     return figure
 
 
-def _draw_metrics(axes: Axes, rounds: pa.Table, cost: Cost, metrics: list[str], declared: Declared) -> None:
+def _draw_metrics(axes: Axes, rounds: pa.Table, cost: Cost, metrics: list[str], declared: LowerIsBetter) -> None:
     """Draw metrics of one scale, each with its last value."""
     last = max(curve(rounds, cost, f"test.{metric}")[0][-1] for metric in metrics)
     unit = axis_unit(cost.units, last)
-    percent = is_share(metrics[0], declared)
+    percent = is_fraction(metrics[0], declared)
     scale = 100 if percent else 1
     for place, metric in enumerate(metrics):
         label, colour = metric_label(metric), METRICS.get(metric, ("", COLOURS[(place + 2) % len(COLOURS)]))[1]
@@ -293,7 +294,7 @@ _BANDS = ((10, 90, 0.15), (25, 75, 0.3))
 _MOST_BINS = 20
 
 
-def client_metrics_figures(metrics: pa.Table, title: str, shares: Declared = None) -> dict[str, Figure]:
+def client_metrics_figures(metrics: pa.Table, title: str, shares: FractionMetrics = None) -> dict[str, Figure]:
     """Return the figure `client_metrics` of the rows of `client_metrics.parquet`; none if no client has samples."""
     name = shown_metric(metrics)
     if name is None:
@@ -302,7 +303,7 @@ def client_metrics_figures(metrics: pa.Table, title: str, shares: Declared = Non
     evaluated = np.unique(rounds[np.isfinite(values)])
     panels = 2 if len(evaluated) > 1 else 1
     figure, axes = new_figure(f"{title}: {metric_label(name)} of the clients", panels=panels)
-    percent = is_share(name, shares)
+    percent = is_fraction(name, shares)
     scale = 100 if percent else 1
     if panels == 2:
         by_round = [scale * values[(rounds == each) & np.isfinite(values)] for each in evaluated]
@@ -421,7 +422,7 @@ def run_figures(
     clients: pa.Table,
     title: str,
     client_metrics: pa.Table | None = None,
-    shares: Declared = None,
+    shares: FractionMetrics = None,
 ) -> dict[str, Figure]:
     """Return the figures of a run by name, without those for which nothing was measured.
 
@@ -439,7 +440,7 @@ def run_figures(
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def figures_of_files(tables: Mapping[str, Path], title: str, shares: Declared = None) -> dict[str, bytes]:
+def figures_of_files(tables: Mapping[str, Path], title: str, shares: FractionMetrics = None) -> dict[str, bytes]:
     """Return the figures of a run as PNG files by name, given the files of its tables."""
     read = {name: pq.read_table(path) for name, path in tables.items()}
     figures = run_figures(read[ROUNDS], read[CLIENTS], title, read.get(CLIENT_METRICS), shares)

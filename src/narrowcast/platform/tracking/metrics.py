@@ -102,13 +102,13 @@ SPREADS = frozenset((VARIANCE, GINI))
 _PERCENT_SQUARED = 1e4
 
 
-def parted(name: str) -> tuple[str, str]:
+def split_statistic(name: str) -> tuple[str, str]:
     """Return `split.metric` and the statistic of a name such as `test.accuracy.variance`; no statistic is empty."""
     metric, _, last = name.rpartition(".")
     return (metric, last) if "." in metric and last in STATISTICS else (name, "")
 
 
-def over_clients(values: FloatArray, *, lower_is_better: bool, share: bool) -> dict[str, float]:
+def statistics_over_clients(values: FloatArray, *, lower_is_better: bool, share: bool) -> dict[str, float]:
     """Return the statistics of a metric's values, one for each client; clients with NaN, without samples, are left out.
 
     `worst_10_percent` and `best_10_percent` are the means over a tenth of the clients, rounded down and at least one.
@@ -139,21 +139,24 @@ def _gini(ordered: FloatArray) -> float:
     return float(((2 * np.arange(1, n + 1) - n - 1) * ordered).sum()) / (n * total) if total else 0.0
 
 
-Declared = Collection[str] | None
+LowerIsBetter = Collection[str] | None
+"""The metrics that are better when lower; None leaves it to the words in their names."""
+FractionMetrics = Collection[str] | None
+"""The metrics between 0 and 1; None leaves it to the words in their names."""
 
 _LOWER_IS_BETTER = frozenset(
     ("loss", "error", "errors", "mae", "mse", "rmse", "nll", "perplexity", "divergence", "crossentropy", "entropy")
 )
 
 
-def declared_by(model: Any) -> Declared:
+def declared_by(model: Any) -> LowerIsBetter:
     """Return the names of the metrics that a model declares as better when lower, None if it declares nothing."""
     return optional(model, "lower_is_better")
 
 
-def lower_is_better(metric: str, declared: Declared = None) -> bool:
+def lower_is_better(metric: str, declared: LowerIsBetter = None) -> bool:
     """Return whether a metric, named `split.metric` or by its last part, measures an error: a loss, an RMSE, ..."""
-    metric, statistic = parted(metric)
+    metric, statistic = split_statistic(metric)
     if statistic in SPREADS:
         return True
     name = metric.rpartition(".")[2]
@@ -162,19 +165,19 @@ def lower_is_better(metric: str, declared: Declared = None) -> bool:
     return not _LOWER_IS_BETTER.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 
-def is_better(metric: str, value: float, than: float, declared: Declared = None) -> bool:
+def is_better(metric: str, value: float, than: float, declared: LowerIsBetter = None) -> bool:
     """Return whether a value of the metric is strictly better than another; NaN never is, and any number beats it."""
     if than != than:  # noqa: PLR0124 - NaN
         return value == value  # noqa: PLR0124
     return value < than if lower_is_better(metric, declared) else value > than
 
 
-def reaches(metric: str, value: float, target: float, declared: Declared = None) -> bool:
+def reaches(metric: str, value: float, target: float, declared: LowerIsBetter = None) -> bool:
     """Return whether a value of the metric is as good as the target, or better."""
     return value <= target if lower_is_better(metric, declared) else value >= target
 
 
-def relation(metric: str, declared: Declared = None) -> str:
+def relation(metric: str, declared: LowerIsBetter = None) -> str:
     """Return the sign between a metric and its target: `≤` where lower is better, else `≥`."""
     return "≤" if lower_is_better(metric, declared) else "≥"
 
@@ -198,35 +201,35 @@ def metric_label(name: str) -> str:
     return " ".join("Gini" if word == GINI else word for word in words)
 
 
-def shares_of(model: Any) -> Declared:
+def fraction_metrics(model: Any) -> FractionMetrics:
     """Return the names of the metrics that a model declares as shares, None if it declares nothing."""
     return optional(model, "shares")
 
 
-def is_share(name: str, shares: Declared = None) -> bool:
+def is_fraction(name: str, shares: FractionMetrics = None) -> bool:
     """Return whether a metric, or a statistic of it over clients, lies between 0 and 1 and is shown in percent.
 
     `shares` are those that the model declares, without their split; None for models that declare nothing and for runs
     of earlier versions, whose metrics are known by the words in their names.
     """
-    name, statistic = parted(name)
+    name, statistic = split_statistic(name)
     metric = name.rpartition(".")[2]
     by_words = not _SHARES.isdisjoint(re.split(r"[._ @-]+", metric.lower()))
     return statistic in _OF_THE_METRIC and (by_words if shares is None else metric in shares)
 
 
-def format_metric(name: str, value: float | None, shares: Declared = None) -> str:
+def format_metric(name: str, value: float | None, shares: FractionMetrics = None) -> str:
     """Return a metric's value: a share in percent, another one with four digits, a dash if it was not measured."""
     if value is None or not math.isfinite(value):
         return NOT_KNOWN
-    if is_share(name, shares) and 0 <= value <= 1:
+    if is_fraction(name, shares) and 0 <= value <= 1:
         return format_percent(value)
     if abs(value) >= 9999.5:
         return f"{value:,.2f}" if abs(value) < 1e6 else f"{value:,.0f}"
     return f"{value:.4g}"
 
 
-def over_clients_text(name: str, values: Mapping[str, float], shares: Declared = None) -> str:
+def over_clients_text(name: str, values: Mapping[str, float], shares: FractionMetrics = None) -> str:
     """Return the statistics over clients of a metric named `split.metric` in words, empty if there are none."""
     if f"{name}.{CLIENTS}" not in values:
         return ""
@@ -234,7 +237,7 @@ def over_clients_text(name: str, values: Mapping[str, float], shares: Declared =
         statistic: format_metric(f"{name}.{statistic}", values.get(f"{name}.{statistic}"), shares)
         for statistic in STATISTICS
     }
-    unit = " %²" if is_share(name, shares) else ""
+    unit = " %²" if is_fraction(name, shares) else ""
     return (
         f"mean {shown[MEAN]}, worst 10 % {shown[WORST]}, best 10 % {shown[BEST]}, variance {shown[VARIANCE]}{unit}, "
         f"Gini {shown[GINI]} ({shown[CLIENTS]} clients)"
@@ -337,7 +340,7 @@ def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str], 
             raise UserError(
                 f"targets.{name} is not a metric of this run; it measures {', '.join(known)}{suggest(name, known)}"
             )
-        metric, statistic = parted(name)
+        metric, statistic = split_statistic(name)
         bounded = statistic not in (VARIANCE, CLIENTS) and metric.rpartition(".")[2] in shares
         if (highest := max(values)) > 1 and bounded:
             raise UserError(
@@ -349,7 +352,7 @@ def target_costs(
     kind: type[CostT],
     targets: Mapping[str, Collection[float]],
     rows: Sequence[Mapping[str, Any]],
-    declared: Declared = None,
+    declared: LowerIsBetter = None,
 ) -> list[CostT]:
     """Return the cost of each target from the rows of the journal; only those that were evaluated count.
 

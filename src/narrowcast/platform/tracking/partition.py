@@ -37,8 +37,8 @@ def write_partition(data: Dataset, folder: Path, figure: Callable[[], bytes] | N
     `figure` is what `begin_figure` returned, if that was called.
     """
     make_folders(folder)
-    disk().fill(folder / TABLE, partial(pq.write_table, partition_table(data), compression="zstd"))
-    disk().fill(folder / FIGURE, partial(Path.write_bytes, data=(figure or begin_figure(data))()))
+    disk().write_with(folder / TABLE, partial(pq.write_table, partition_table(data), compression="zstd"))
+    disk().write_with(folder / FIGURE, partial(Path.write_bytes, data=(figure or begin_figure(data))()))
     return [folder / TABLE, folder / FIGURE]
 
 
@@ -46,7 +46,7 @@ def write_overview(partitions: Sequence[tuple[str, Dataset]], folder: Path) -> P
     """Write `partitions.png`, the figures of several partitions of one data set in one, and return its path."""
     make_folders(folder)
     counts = [(kind, partition_counts(data)) for kind, data in partitions]
-    disk().fill(folder / OVERVIEW, partial(Path.write_bytes, data=call(partition_figure.overview_png, counts)))
+    disk().write_with(folder / OVERVIEW, partial(Path.write_bytes, data=call(partition_figure.overview_png, counts)))
     return folder / OVERVIEW
 
 

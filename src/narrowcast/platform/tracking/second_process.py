@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from narrowcast.platform.config.redaction import redact
 from narrowcast.platform.errors import StoreError
-from narrowcast.platform.storage.host import uninterrupted
+from narrowcast.platform.storage.host import defer_signals
 
 if TYPE_CHECKING:
     from narrowcast.platform.tracking import figures as run_figures
@@ -122,7 +122,7 @@ class SecondProcess:
 
     def begin(self, function: _Function, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Future[Any] | None:
         """Begin a call; return None if the process has ended."""
-        with uninterrupted(), self._sending:  # half a message would spoil those after it
+        with defer_signals(), self._sending:  # half a message would spoil those after it
             if self._ended:
                 return None
             changed = self._environment != (now := dict(os.environ))

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 
 from narrowcast.platform.config.redaction import redact
 from narrowcast.platform.config.run_fields import StoreAddress, Tracking
-from narrowcast.platform.contracts import Described
+from narrowcast.platform.contracts import RunInput
 from narrowcast.platform.errors import StoreError, StoreRefused, described
 from narrowcast.platform.storage.folder_files import own_files
-from narrowcast.platform.storage.host import Repeated, host_time
+from narrowcast.platform.storage.host import PeriodicTask, host_clock
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.tracking.cursor import CURSOR, Cursor
 from narrowcast.platform.tracking.second_process import CallsClosedError, call, mlflow_store
@@ -48,7 +48,7 @@ def open_run(
     tracking: Tracking,
     params: Mapping[str, Any],
     tags: Mapping[str, str],
-    data: Described | Mapping[str, str],
+    data: RunInput | Mapping[str, str],
     store: StoreAddress,
 ) -> Cursor:
     """Create an MLflow run of the folder's name with its params, tags and data set, and return its first position.
@@ -64,7 +64,7 @@ def open_run(
     return Cursor(store.shown, run_id, folder=str(folder.resolve()), tags=dict(tags), data=about)
 
 
-def _dataset(data: Described) -> dict[str, str]:
+def _dataset(data: RunInput) -> dict[str, str]:
     return {
         "name": data.name,
         "digest": data.digest[:32],
@@ -185,19 +185,19 @@ class BackgroundSender(ABC):
 
     def __init__(self, store: StoreAddress) -> None:
         self._store = store
-        self._sending: Repeated | None = None
+        self._sending: PeriodicTask | None = None
         self._said: set[str] = set()
 
     @abstractmethod
     def _send(self) -> None:
-        """Send what the store lacks, and call `_answered` after each part; raise `StoreError` if it does not answer."""
+        """Send what is unsent; call `_answered` after each part. Raise `StoreError` if the store stops responding."""
 
     def _failure(self, error: Exception) -> str:
         """Return what is said of a failure that is not the store's."""
         return f"not all is sent to MLflow ({described(error)})"
 
     def _start(self) -> None:
-        self._sending = host_time().repeat(self._try, _RETRY_SECONDS, "mlflow-sender")
+        self._sending = host_clock().run_periodically(self._try, _RETRY_SECONDS, "mlflow-sender")
 
     def notify(self) -> None:
         """Send soon, since there is more."""

@@ -50,7 +50,7 @@ from narrowcast.platform.config.redaction import check_address, has_hidden, hide
 from narrowcast.platform.config.run_fields import PLACE, StoreAddress
 from narrowcast.platform.config.trust import ScopedSettings
 from narrowcast.platform.errors import StoreError, StoreRefused, UserError
-from narrowcast.platform.storage.disk import Disk, disk, make_folders, replace_by, using, write_atomically
+from narrowcast.platform.storage.disk import Disk, disk, make_folders, replace_by, use_disk, write_atomically
 from narrowcast.platform.storage.journal import step_of
 from narrowcast.platform.tracking.cursor import is_abandoned, place_of
 
@@ -74,7 +74,7 @@ def make_sqlite_file(uri: str) -> None:
         if kept:
             disk().create(part, kept)
         else:
-            disk().fill(part, _with_tables)
+            disk().write_with(part, _with_tables)
         replace_by(part, path)
         if not kept:
             _keep(path.read_bytes())
@@ -114,7 +114,7 @@ def _kept() -> bytes | None:
 def _keep(store: bytes) -> None:
     path = _cache()
     # Not a file of the run, so on this machine's disk whatever disk the run has.
-    with suppress(OSError), using(Disk()):
+    with suppress(OSError), use_disk(Disk()):
         make_folders(path.parent)
         with _locked(path.parent):
             write_atomically(path, hashlib.sha256(store).digest() + store)
@@ -223,7 +223,7 @@ class SystemMonitor:
         try:
             with self._settings():
                 self._monitor.mlflow_logger.flush()
-        except Exception as error:  # the load is not worth a failed run
+        except Exception as error:  # never fail a run over system metrics
             logger.debug("the load of this machine was not logged: %s", type(error).__name__)
 
 

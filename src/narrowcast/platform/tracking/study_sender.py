@@ -16,7 +16,7 @@ from typing import Any
 
 from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import StoreError, UserError
-from narrowcast.platform.storage.host import host_time
+from narrowcast.platform.storage.host import host_clock
 from narrowcast.platform.tracking.sender import BackgroundSender
 from narrowcast.platform.tracking.store import (
     MLFLOW_SETTINGS,
@@ -149,10 +149,10 @@ class StudyStore(BackgroundSender):
 
     def close(self, wait_seconds: float) -> bool:
         """Send the queue, for at most this long; return whether everything was sent."""
-        end = host_time().monotonic() + wait_seconds
-        while self._sending is not None and self._waiting and host_time().monotonic() < end:
-            host_time().sleep(_POLL_SECONDS)
-        return self._end(max(end - host_time().monotonic(), _LAST_SECONDS)) and not self._waiting and not self._missed
+        end = host_clock().monotonic() + wait_seconds
+        while self._sending is not None and self._waiting and host_clock().monotonic() < end:
+            host_clock().sleep(_POLL_SECONDS)
+        return self._end(max(end - host_clock().monotonic(), _LAST_SECONDS)) and not self._waiting and not self._missed
 
     def _has(self, metric: str, step: int) -> bool:
         return any(each.step == step for each in self._client.get_metric_history(self._parent, metric))

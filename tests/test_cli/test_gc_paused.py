@@ -5,19 +5,19 @@ import sys
 
 TWO_COMMANDS = """
 import gc, weakref
-from narrowcast.cli.uncollected import uncollected
+from narrowcast.cli.shared import gc_paused
 
 class Run:
     pass
 
-with uncollected():
+with gc_paused():
     assert not gc.isenabled()
 assert gc.isenabled() and gc.get_freeze_count()
 run = Run()
 run.itself = run
 alive = weakref.ref(run)
 del run
-with uncollected():
+with gc_paused():
     pass
 gc.collect()
 assert gc.isenabled() and alive() is None
