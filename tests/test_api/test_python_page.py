@@ -33,8 +33,8 @@ except KeyboardInterrupt as stop:
 """
 RESUMED = """
 assert not Path("runs/cut/result.json").exists()
-from narrowcast.platform.checkpoint import load_checkpoint
-from narrowcast.platform.state import RunState
+from narrowcast.platform.storage.checkpoint import load_checkpoint
+from narrowcast.platform.rounds.state import RunState
 assert load_checkpoint("runs/cut/checkpoint", RunState)[0].round_index >= 4  # the interruption's
 cut = nc.run(resume="cut", progress=False)
 assert cut.model_sha256 == straight.model_sha256

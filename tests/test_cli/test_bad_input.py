@@ -152,8 +152,8 @@ def test_the_wrong_thing_for_a_command(
 OWN_METRICS = """
 from typing import Literal
 
-from narrowcast.platform.models.losses import Loss
-from narrowcast.platform.models.metrics import Accuracy
+from narrowcast.platform.models.measures import Loss
+from narrowcast.platform.models.measures import Accuracy
 
 
 class Words(Accuracy):

@@ -19,7 +19,7 @@ from scratch import short_folder
 # Starts a process as Ray does, which outlives its parent, and waits.
 RUN = """
 import os, subprocess, sys, time
-from narrowcast.cluster.ray_folder import ray_folder
+from narrowcast.cluster.ray_internals import ray_folder
 with ray_folder() as folder:
     agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     (folder / "session").mkdir()

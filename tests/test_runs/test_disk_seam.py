@@ -19,13 +19,13 @@ RUN = """
 import json, sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
-from narrowcast.platform.disk import using
+from narrowcast.platform.storage.disk import use_disk
 from narrowcast.runs import session
 from recording_disk import RecordingDisk
 
 output = Path(sys.argv[2])
 settings = ["name=run", "rounds=4", "checkpoint_every=1", "data.clients=10", "clients_per_round=2", "model.hidden=[4]"]
-with using(disk := RecordingDisk()):
+with use_disk(disk := RecordingDisk()):
     (prepared,) = session.prepare_runs("fedavg-digits", [*settings, "backend=local"], output)
     session.run(prepared, lambda _: None, keep_checkpoints=False)
 operations = [(each.kind, str(each.target or each.path)) for each in disk.operations]

@@ -131,8 +131,8 @@ def test_a_trial_whose_module_raises_fails_with_its_reason(file: Path) -> None:
 NAN = """
 import torch
 from torch import nn
-from narrowcast.platform.models.losses import CrossEntropy
-from narrowcast.platform.models.metrics import Accuracy
+from narrowcast.platform.models.measures import CrossEntropy
+from narrowcast.platform.models.measures import Accuracy
 from typing import Literal
 
 class Loss(CrossEntropy):

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
-from narrowcast.platform.solving import Problem, StepResult, Solver
+from narrowcast.platform.solving import Problem, Solver, StepResult
 from narrowcast.platform.storage.threads import one_thread
 from narrowcast.solves.alternating import LMaFit, PowerFactorisation
 from narrowcast.solves.completion_problems import SyntheticCompletion

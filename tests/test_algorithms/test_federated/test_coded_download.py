@@ -102,9 +102,9 @@ def test_the_download_follows_from_its_bytes_and_the_public_seed_in_another_proc
     decode = f"""
 import sys
 import numpy as np
-from narrowcast.algorithms.federated.coded_download import CodedDownload
+from narrowcast.algorithms.federated.downloads import CodedDownload
 from narrowcast.laws.rehearsal import task_of
-from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
 model = MatrixFactorisation(embedding_dim=8)
 start = model.init_server(task_of(model).data, {task.seed})
 download = CodedDownload(step={STEP})

@@ -22,11 +22,11 @@ SERVER = """
 import os, sys
 from contextlib import contextmanager
 from pathlib import Path
-from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.key_store_process import PipedKeyStore
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.state import Run
+from narrowcast.platform.rounds.state import start
 
 requests = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)
@@ -39,7 +39,7 @@ SecureAggregation.key_store_process = held_elsewhere
 experiment = load_experiment("scolr-ml100k", sys.argv[2:])
 if sys.argv[1]:
     from narrowcast.runs import session
-    from narrowcast.runs.prepare import prepare
+    from narrowcast.runs.prepared import prepare
     session.run(prepare(experiment, Path(sys.argv[1])), lambda row: None)
 else:
     run = Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data.load()))

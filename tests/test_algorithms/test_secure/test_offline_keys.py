@@ -32,8 +32,8 @@ HALVES = (
 SERVER = """
 import sys
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.rounds.state import Run
+from narrowcast.platform.rounds.state import start
 experiment = load_experiment("fedavg-digits", sys.argv[1:])
 run = Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data.load()))
 outcomes = list(experiment.backend.run(run, start(run)))
