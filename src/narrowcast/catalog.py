@@ -65,6 +65,7 @@ TRAININGS = Registry(
         "graph": "algorithms.local_training.graph:GraphTraining",
     },
     "factorisation_sgd",
+    frozenset({"device", "epochs"}),
 )
 DATA = Registry(
     "data",

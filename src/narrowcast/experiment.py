@@ -128,7 +128,7 @@ class Experiment(Plan, Identified, metaclass=_Checked):
             )
         if self.radio and self.radio.downlink.kind == "broadcast":
             self._check_one_transmission()
-        if optional(self.training, "shared_negatives") and not algorithm.traits.codes_row_lists:
+        if self.training.traits.shared_negatives and not algorithm.traits.codes_row_lists:
             raise UserError(
                 "training.shared_negatives = true: only row lists of touched rows sent through a codec become shorter, "
                 "and this run sends none; leave it out"

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         OwnModel,
         Task,
         Training,
+        TrainingTraits,
         Traits,
     )
     from narrowcast.platform.data.interactions import Interactions
@@ -144,6 +145,7 @@ __all__ = [
     "Task",
     "Tensors",
     "Training",
+    "TrainingTraits",
     "Traits",
     "Transform",
     "UnitAxis",
@@ -191,6 +193,7 @@ _HOMES = {
             "OwnModel",
             "Task",
             "Training",
+            "TrainingTraits",
             "Traits",
         ),
         "platform.contracts",

@@ -155,6 +155,37 @@ def test_a_bad_plugin_is_one_clear_line(name: str, tmp_path: Path) -> None:
     assert_refused(said, f"algorithm.kind = {spec}", message)
 
 
+BASE = "from pydantic import BaseModel\nfrom narrowcast.extend import {base}\nclass X({base}, BaseModel):\n    {body}\n"
+UNFIT = {
+    "Training": "is not a training: it lacks check, device, epochs, mode, samples, train",
+}
+
+
+@pytest.mark.parametrize("base", UNFIT)
+def test_a_class_is_told_its_base_and_what_it_lacks(base: str, tmp_path: Path) -> None:
+    section = UNFIT[base].split()[3].rstrip(":")
+    plain, bare = f"plain_{section}", f"bare_{section}"
+    (tmp_path / f"{plain}.py").write_text("from pydantic import BaseModel\nclass X(BaseModel):\n    kind: str = 'x'\n")
+    (tmp_path / f"{bare}.py").write_text(BASE.format(base=base, body="kind: str = 'x'"))
+    config = tmp_path / "own.yaml"
+    for module, message in ((plain, f"it has to extend {base}"), (bare, UNFIT[base])):
+        sections = {"data": "digits", "model": "mlp", "algorithm": "fedavg", "backend": "local", section: f"{module}:X"}
+        config.write_text("".join(f"{name}: {kind}\n" for name, kind in sections.items()))
+        assert_refused(
+            narrowcast("run", config, "--output", tmp_path / "runs"), f"{section}.kind = {module}:X", message
+        )
+
+
+def test_a_training_says_by_its_traits_what_it_computes(tmp_path: Path) -> None:
+    (tmp_path / "former_training.py").write_text(
+        BASE.format(base="Training", body="@property\n    def descends_gradients(self): return False")
+    )
+    config = tmp_path / "own.yaml"
+    config.write_text("data: digits\nmodel: mlp\nalgorithm: fedavg\nbackend: local\ntraining: former_training:X\n")
+    said = narrowcast("run", config, "--output", tmp_path / "runs")
+    assert_refused(said, "X.descends_gradients is now TrainingTraits.descends_gradients; return it from traits")
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -138,49 +138,97 @@ class Model(Protocol):
         ...
 
 
-class Training(Protocol):
-    """Local training of clients: a frozen pydantic model whose fields are its hyper-parameters.
+@dataclass(frozen=True)
+class TrainingTraits:
+    """What algorithms may know of a training as its fields are set.
 
-    A training may have, and algorithms ask for by `optional`: `computes_start_loss` and `computes_start_gradient`, True
-    if it returns what `LocalTerms` names so; `descends_gradients`, False if its steps are not along gradients;
-    `train_factors`; and the fields `learning_rate`, `learning_rate_schedule`, `momentum`, `clip_norm` and
-    `shared_negatives`.
+    - `learning_rate`: the step size; None if the steps do not have one.
+    - `learning_rate_schedule`: the `LearningRateSchedule` of its factors; None: it is constant.
+    - `momentum`: the coefficient of the running sum of gradients.
+    - `clip_norm`: the largest L2 norm of a step's gradient; None: gradients are not clipped.
+    - `shared_negatives`: negatives are drawn from the public stream.
+    - `descends_gradients`: a client moves against its gradients, or their running sum, times the learning rate.
+    - `computes_start_loss`, `computes_start_gradient`: it returns what `LocalTerms` names so.
+    - `trains_factors`: it has `train_factors`, for algorithms whose clients train factors.
     """
 
-    @property
-    def kind(self) -> str:
-        """The training's name in the catalog."""
-        ...
+    learning_rate: float | None = None
+    learning_rate_schedule: Any = None
+    momentum: float = 0.0
+    clip_norm: float | None = None
+    shared_negatives: bool = False
+    descends_gradients: bool = True
+    computes_start_loss: bool = False
+    computes_start_gradient: bool = False
+    trains_factors: bool = False
 
     @property
-    def epochs(self) -> int:
-        """The local epochs of every client in a round, unless `LocalTerms.epochs` says otherwise."""
-        ...
+    def rate_text(self) -> str:
+        """The learning rate in a message."""
+        return "unknown" if self.learning_rate is None else f"{self.learning_rate}"
+
+
+_FIELDS_OF_TRAININGS = frozenset(
+    {"learning_rate", "learning_rate_schedule", "momentum", "clip_norm", "shared_negatives"}
+)
+_TRAITS_OF_TRAININGS = {"computes_start_loss", "computes_start_gradient", "descends_gradients"}
+"""Attributes of trainings of versions before 0.3, which are traits of the same name."""
+
+
+class Training(ABC):
+    """Local training of clients: a frozen pydantic model whose fields are its hyper-parameters.
+
+    A subclass has a `kind`, `epochs` and `device`, as fields or properties, and overrides what is abstract. `traits`
+    stands here with what its fields say of it; a subclass that computes more overrides it.
+    """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for name in sorted(_TRAITS_OF_TRAININGS & {*vars(cls), *vars(cls).get("__annotations__", {})}):
+            raise UserError(f"{cls.__name__}.{name} is now TrainingTraits.{name}; return it from traits")
+
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str:
+            """The training's name in the catalog."""
+
+        @property
+        def epochs(self) -> int:
+            """The local epochs of every client in a round, unless `LocalTerms.epochs` says otherwise."""
+
+        @property
+        def device(self) -> str:
+            """The device of the tensors during training, cpu or cuda."""
 
     @property
-    def device(self) -> str:
-        """The device of the tensors during training, cpu or cuda."""
-        ...
+    def traits(self) -> TrainingTraits:
+        """What algorithms may know of this training: its fields that have the name of a trait."""
+        settings = vars(self)
+        return TrainingTraits(**{name: settings[name] for name in _FIELDS_OF_TRAININGS & settings.keys()})
 
+    @abstractmethod
     def check(self, task: Task) -> None:
         """Raise `UserError` if the training does not fit the model."""
-        ...
 
+    @abstractmethod
     def mode(self, task: Task) -> Literal["batched", "per_client"]:
         """Return whether a chunk's clients train as one program or one after the other; recorded with the run."""
-        ...
 
+    @abstractmethod
     def samples(self, task: Task, clients: IntArray) -> IntArray:
         """Return the samples that each client trains on in one epoch, [C]; known before the training."""
-        ...
 
+    @abstractmethod
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
         """Train every client of a chunk from the global parameters."""
-        ...
 
     def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """Train the chunks of several runs, as one program if their shapes allow; results are those of `train`."""
-        ...
+        """Train the chunks of several runs, as one program if their shapes allow; results are those of `train`.
+
+        By default they are trained one after the other.
+        """
+        return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import numpy as np
 from narrowcast.algorithms.codecs.low_rank import Factored
 from narrowcast.experiment import Experiment
 from narrowcast.platform.config.files import flatten
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import NoLearningError
@@ -72,7 +71,7 @@ def check_learned(run: Run, experiment: Experiment, journal: Journal, state: Run
     if all(np.array_equal(before[name], values) for name, values in after.items()):
         raise NoLearningError(
             "the uploads changed nothing: the global model is the one before round 1; raise training.learning_rate "
-            f"(now {optional(experiment.training, 'learning_rate', 'unknown')}), or compress less (algorithm)"
+            f"(now {experiment.training.traits.rate_text}), or compress less (algorithm)"
         )
 
 
@@ -169,8 +168,7 @@ def _not_finite_at_first(run: Run) -> str:
 
 
 def _slower(experiment: Experiment) -> str:
-    rate = optional(experiment.training, "learning_rate", "unknown")
-    return f"lower training.learning_rate (now {rate})"
+    return f"lower training.learning_rate (now {experiment.training.traits.rate_text})"
 
 
 def _shown(section: str, experiment: Experiment) -> str:

@@ -17,7 +17,6 @@ from pydantic import Field
 from narrowcast.algorithms.client.uploads import PrefixedArrays, of_clients, zeros_of_clients
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
@@ -96,10 +95,8 @@ class APFL(Averaging):
                 "their own anyway; use fedmf"
             )
         only_gradient_descent(task, f"algorithm.kind = {self.kind} trains two models by steps along their gradients")
-        if optional(task.training, "momentum"):
-            raise UserError(
-                f"training.momentum = {task.training.momentum:g}: the steps of {self.kind} have no momentum; set 0"
-            )
+        if momentum := task.training.traits.momentum:
+            raise UserError(f"training.momentum = {momentum:g}: the steps of {self.kind} have no momentum; set 0")
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters, v_u, and the codec's state."""

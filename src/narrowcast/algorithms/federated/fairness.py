@@ -39,7 +39,6 @@ from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
@@ -74,7 +73,7 @@ class LossReporting(Averaging):
     def check(self, task: Task) -> None:
         """Raise `UserError` if the local training does not compute that loss."""
         super().check(task)
-        if not optional(task.training, "computes_start_loss"):
+        if not task.training.traits.computes_start_loss:
             raise UserError(
                 f"the algorithm needs clients' loss before training, which training.kind = {task.training.kind} does "
                 "not compute; use another algorithm, or a neural network"

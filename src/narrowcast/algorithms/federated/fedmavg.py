@@ -28,7 +28,6 @@ from narrowcast.algorithms.codecs.chain import Codec, Stages
 from narrowcast.algorithms.codecs.messages import RowLayout
 from narrowcast.algorithms.federated.downloads import Download, SizesDownloads
 from narrowcast.algorithms.federated.fedavg import model_of
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ROW_FACTORS, MaskedFactorisation
@@ -60,7 +59,7 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for another model or training, and for rows that cannot be sent in its type."""
-        if not isinstance(task.model, MaskedFactorisation) or optional(task.training, "train_factors") is None:
+        if not isinstance(task.model, MaskedFactorisation) or not task.training.traits.trains_factors:
             raise UserError(
                 f"algorithm.kind = {self.kind} trains masked_factorisation by alternating_gradient or rating_sgd, not "
                 f"{task.model.kind} by {task.training.kind}; use data.kind = explicit_ratings or sample_columns"

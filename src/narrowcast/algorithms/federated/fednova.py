@@ -20,7 +20,6 @@ from narrowcast.algorithms.federated.fairness import send_with_number, with_numb
 from narrowcast.algorithms.federated.fedprox import Proximal
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
@@ -48,12 +47,12 @@ class FedNova(Proximal):
         """Raise `UserError` if the local steps are not linear in the gradients."""
         super().check(task)
         only_gradient_descent(task, "algorithm.kind = fednova needs local steps that are linear in the gradients")
-        if optional(task.training, "clip_norm") is not None:
+        if task.training.traits.clip_norm is not None:
             raise UserError(
                 "algorithm.kind = fednova needs local steps that are linear in the gradients; leave out "
                 "training.clip_norm"
             )
-        schedule = optional(task.training, "learning_rate_schedule")
+        schedule = task.training.traits.learning_rate_schedule
         if schedule is not None and schedule.by_step:
             raise UserError(
                 "algorithm.kind = fednova counts steps of one learning rate; "
@@ -90,7 +89,7 @@ class FedNova(Proximal):
 
     def _norms(self, task: Task, steps: IntArray, learning_rate: float) -> FloatArray:
         """Return |a_u| of each client, [C]: the change that a gradient of 1 in every step makes, in learning rates."""
-        momentum = optional(task.training, "momentum", 0.0)
+        momentum = task.training.traits.momentum
         pull = self.mu * learning_rate
         norms, velocity = [0.0], 0.0
         for _ in range(int(steps.max(initial=0))):

@@ -27,7 +27,6 @@ from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.fairness import send_with_number, with_number
 from narrowcast.algorithms.federated.fedavg import LocalThenUpload, ServerLearningRate, broadcast_all, dense_bits
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
@@ -81,7 +80,7 @@ class Scaffold(LocalThenUpload):
 
     def check(self, task: Task) -> None:
         """Raise `UserError` if the local steps are not those that option I or II of c_u needs."""
-        if self.control == "gradient" and not optional(task.training, "computes_start_gradient"):
+        if self.control == "gradient" and not task.training.traits.computes_start_gradient:
             raise UserError(
                 f"algorithm.control = gradient: training.kind = {task.training.kind} does not compute the gradient at "
                 "the server's model; use control = update"

@@ -14,7 +14,6 @@ The matrix-factorisation clients of a chunk, trained with the program that `trai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
@@ -44,7 +43,7 @@ from narrowcast.algorithms.local_training.negatives import (
     sample_counts,
 )
 from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE
-from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.contracts import Task, Training
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
@@ -195,7 +194,7 @@ def _last_epoch_loss(scores: list[Tensor], steps: _StepTensors, batches: ChunkBa
     return totals / torch.from_numpy(batches.samples).clamp(min=1)
 
 
-class FactorisationSGD(FactorisationSettings):
+class FactorisationSGD(Training, FactorisationSettings):
     """SGD on the mean logistic loss of a client's items and of sampled negatives.
 
     Negatives are drawn once per participation and used in all of its epochs. With `train_negatives: clean` a client
@@ -236,10 +235,6 @@ class FactorisationSGD(FactorisationSettings):
         """Return the samples per epoch of each client, its items and the negatives drawn for them, [C]."""
         known = known_items(task.data, clients, leaky=self.train_negatives == "leaky")
         return sample_counts(task.data, clients, self, known)
-
-    def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """Train the calls in turn; each call is already one program of many clients."""
-        return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
     def train(
         self, server: Arrays, chunk: Chunk, task: Task[Interactions, FactorisationSGD], terms: LocalTerms

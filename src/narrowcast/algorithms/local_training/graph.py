@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE, RateSchedule
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.contracts import Task, Training, TrainingTraits
 from narrowcast.platform.data.graph import NodeGraph
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.graph import GCN, Features, adjacency_among, adjacency_of, features_of
@@ -23,7 +23,7 @@ from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, Local
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
-class GraphTraining(Section):
+class GraphTraining(Training, Section):
     """Steps on the mean cross-entropy of the training nodes, over the whole graph or over some clusters at a time.
 
     Adam begins anew in each round, as it does at each synchronisation of the code released with GIST; `weight_decay` is
@@ -48,9 +48,9 @@ class GraphTraining(Section):
     )
 
     @property
-    def descends_gradients(self) -> bool:
-        """True if a step goes against the gradient, times the learning rate."""
-        return self.optimizer == "sgd"
+    def traits(self) -> TrainingTraits:
+        """Only steps of `sgd` go against the gradient, times the learning rate."""
+        return replace(super().traits, descends_gradients=self.optimizer == "sgd")
 
     @property
     def device(self) -> Literal["cpu"]:
@@ -110,10 +110,6 @@ class GraphTraining(Section):
             steps=steps,
             rate_sum=None if factor == 1.0 else steps.astype(np.float64) * (self.learning_rate * factor),
         )
-
-    def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """Train the chunks one after the other."""
-        return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
 
 class _Trained(NamedTuple):

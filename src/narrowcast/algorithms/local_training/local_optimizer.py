@@ -10,7 +10,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 
@@ -92,8 +91,8 @@ def _for_all(rate: Rate, like: Tensor) -> Rate:
 def only_gradient_descent(task: Task, reason: str, otherwise: str = "") -> None:
     """Raise `UserError`, with the reason, if the task's training takes other steps than along its gradients.
 
-    A training says so by `descends_gradients`. `otherwise` is what else the user may set.
+    A training says so by its traits. `otherwise` is what else the user may set.
     """
-    if not optional(task.training, "descends_gradients", True):
+    if not task.training.traits.descends_gradients:
         advice = f"use sgd, or set {otherwise}" if otherwise else "use sgd"
         raise UserError(f"{reason}, and training.kind = {task.training.kind} does not take such steps; {advice}")

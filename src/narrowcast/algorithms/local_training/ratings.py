@@ -19,9 +19,8 @@ The result of a chunk's local training of a partly observed matrix: changes of W
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -40,7 +39,7 @@ from narrowcast.algorithms.local_training.rating_kernels import (
 )
 from narrowcast.platform.compiled import read_only
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.contracts import Task, Training, TrainingTraits
 from narrowcast.platform.data.partition import ClientIndex
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
@@ -159,8 +158,13 @@ def local_updates(updates: FactorUpdates, changes: Arrays) -> LocalUpdates:
     return LocalUpdates(changes, state, updates.loss, updates.examples, updates.steps)
 
 
-class FactorTraining(Section, ABC):
+class FactorTraining(Training, Section):
     """Training of the factors of a partly observed matrix; a subclass implements `train_factors`."""
+
+    @property
+    def traits(self) -> TrainingTraits:
+        """Factors are trained, by `train_factors`."""
+        return replace(super().traits, trains_factors=True)
 
     @property
     def device(self) -> str:
@@ -179,10 +183,6 @@ class FactorTraining(Section, ABC):
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
         """Train all clients of the chunk; `changes` [C, N, K] are zero in rows without entries of the client."""
         return dense_updates(self, server, chunk, task, terms)
-
-    def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """Train the calls in turn; each call is already one program of many clients."""
-        return [self.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
     @abstractmethod
     def train_factors(self, row_factors: Factors, chunk: Chunk, task: Any, moves: BoolArray) -> FactorUpdates:

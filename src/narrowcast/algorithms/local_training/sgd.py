@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import psutil
@@ -49,8 +50,7 @@ from narrowcast.algorithms.local_training.network import (
 )
 from narrowcast.algorithms.local_training.rules import RateSchedule, mean_gradients, train_by_rule
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import optional
-from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.contracts import LocalCall, Task, Training, TrainingTraits
 from narrowcast.platform.data.samples import Labelled, Samples, each_input, joined, rows_of_inputs, signature
 from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.models.forward_pass import OWN_LAYERS, packed
@@ -256,7 +256,7 @@ def padded_batch(task: Task[Samples, NetworkTraining]) -> int:
 
 def _check_rule(task: Task[Samples, NetworkTraining]) -> None:
     only_gradient_descent(task, "the algorithm's own local step goes along gradients")
-    if momentum := optional(task.training, "momentum"):
+    if momentum := task.training.traits.momentum:
         raise UserError(f"training.momentum = {momentum:g}: the algorithm's own local step has no momentum; set 0")
 
 
@@ -287,7 +287,7 @@ def _own(data: Samples, clients: IntArray) -> IntArray:
     return data.of_clients("train").rows(clients)[0]
 
 
-class NetworkTraining(Section):
+class NetworkTraining(Training, Section):
     """Mini-batch steps over shuffled epochs on the gradient of the loss; a subclass says which steps.
 
     `execution: auto` trains a chunk as one batched program if that is known to be faster (chains of linear layers) and
@@ -295,8 +295,6 @@ class NetworkTraining(Section):
     be batched. Results on `device: cuda` equal those on a CPU to rounding, not bit for bit.
     """
 
-    computes_start_loss: ClassVar[bool] = True  # for `LocalTerms.start_loss`
-    computes_start_gradient: ClassVar[bool] = True  # for `LocalTerms.start_gradient`
     kind: str
     learning_rate: float = Field(0.1, gt=0, description="step size of local training")
     learning_rate_schedule: RateSchedule | None = Field(
@@ -324,9 +322,12 @@ class NetworkTraining(Section):
         return self.weight_decay
 
     @property
-    def descends_gradients(self) -> bool:
-        """True if a client moves against its gradients, or their running sum, times the learning rate."""
-        return isinstance(self.local_optimizer, GradientDescent)
+    def traits(self) -> TrainingTraits:
+        """Losses and gradients at the start are computed; only gradient descent descends gradients."""
+        descends = isinstance(self.local_optimizer, GradientDescent)
+        return replace(
+            super().traits, descends_gradients=descends, computes_start_loss=True, computes_start_gradient=True
+        )
 
     def check(self, task: Task) -> None:
         """Raise `UserError` unless the model is a neural network that can be trained in the chosen mode."""

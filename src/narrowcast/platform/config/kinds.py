@@ -28,14 +28,16 @@ class Registry(Mapping[str, type[BaseModel]]):
 
     A class of the catalog stands there itself, or as `module:Class` below `narrowcast`, imported when it is named.
     A field is typed with it as `Annotated[Contract, REGISTRY]`. It takes a section with a `kind`, a kind alone, or an
-    object. `default` is the kind of a section that names none. Values of classes from outside the catalog are written
-    with the kind that finds the class again.
+    object. `default` is the kind of a section that names none, and `needs` names what a class has besides the
+    methods of its contract, as fields or properties. Values of classes from outside the catalog are written with the
+    kind that finds the class again.
     """
 
     name: str
     contract: type
     kinds: Mapping[str, type[BaseModel] | str]
     default: str | None = None
+    needs: frozenset[str] = frozenset()
 
     def __getitem__(self, kind: str) -> type[BaseModel]:
         found = self.kinds[kind]
@@ -82,7 +84,8 @@ class Registry(Mapping[str, type[BaseModel]]):
         is_base = not is_protocol(self.contract)
         if is_base and not issubclass(found, self.contract):
             raise UserError(f"{spec} is not {article} {self.name}: it has to extend {self.contract.__name__}")
-        if missing := found.__abstractmethods__ if is_base else members(self.contract) - _members_of(found):
+        needed = found.__abstractmethods__ if is_base else members(self.contract) - _members_of(found)
+        if missing := needed | (self.needs - _members_of(found)):
             raise UserError(f"{spec} is not {article} {self.name}: it lacks {', '.join(sorted(missing))}")
         if not found.model_config.get("frozen") or found.model_config.get("extra") != "forbid":
             raise UserError(f'{spec} needs model_config = ConfigDict(frozen=True, extra="forbid")')

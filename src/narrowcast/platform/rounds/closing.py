@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.errors import NoLearningError, UnresumableFailure
 from narrowcast.platform.rounds.chunks import OpenRound
@@ -89,7 +88,7 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
     if not all_finite(*algorithm.final(server).values()):
         raise NoLearningError(
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
-            f"(now {optional(task.training, 'learning_rate', 'unknown')}) and run again"
+            f"(now {task.training.traits.rate_text}) and run again"
         )
     return server
 

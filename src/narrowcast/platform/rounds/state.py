@@ -238,7 +238,7 @@ class Run:
     def _check_factors(self) -> None:
         """Raise `UserError` if the training is one of factors and the algorithm is not."""
         training = self.task.training
-        if optional(training, "train_factors") and not self.algorithm.traits.trains_factors:
+        if training.traits.trains_factors and not self.algorithm.traits.trains_factors:
             raise UserError(
                 f"algorithm.kind = {self.algorithm.kind} does not train {self.task.model.kind} by {training.kind}; use "
                 "fedmavg or sfmf"
