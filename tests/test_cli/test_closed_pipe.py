@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from command_line import narrowcast
+from papers import PAPERS
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow's SQL store
 COMMANDS = [
@@ -27,7 +28,7 @@ COMMANDS = [
     ["schema", "study"],
     ["data", "list"],
     ["data", "show", "digits", "--output", "partition"],
-    ["reproduce", "--list"],
+    ["reproduce", "--list", "--papers", str(PAPERS)],
     ["manifest", "dockerfile"],
     ["tune"],
     ["list", "study"],
