@@ -37,7 +37,7 @@ def test_thin_groups_are_read_where_the_bound_is_one() -> None:
         assert group.integers is not None
         assert opened is not None
         assert messages is not None
-        part = messages.layout.groups[group.place].values
+        part = messages.layout.groups[group.group].values
         if part:
             values = group.integers[: part[0].size] * messages.fixed_point.step
             np.testing.assert_allclose(values, opened.values[:, part[0].column], atol=1e-6)

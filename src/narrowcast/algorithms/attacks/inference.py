@@ -67,7 +67,7 @@ def expected_hits(scores: FloatArray, wanted: BoolArray) -> float:
 
 def pooled_recall(scores: FloatArray, wanted: BoolArray) -> float:
     """Return the share of all wanted entries that are found, as `expected_hits` counts; both arguments are [C, N]."""
-    hits = sum(expected_hits(*each) for each in zip(scores, wanted, strict=True))
+    hits = sum(expected_hits(*ranking) for ranking in zip(scores, wanted, strict=True))
     return hits / max(int(wanted.sum()), 1)
 
 
@@ -77,17 +77,17 @@ def chance_recall(wanted: BoolArray) -> float:
     return float((counts**2).sum() / max(wanted.size // len(wanted) * counts.sum(), 1))
 
 
-def alignment(found: NDArray[np.floating], truth: NDArray[np.floating]) -> float:
+def alignment(estimate: NDArray[np.floating], truth: NDArray[np.floating]) -> float:
     """Return the mean absolute cosine between the rows of two matrices [C, d]."""
-    scale = np.linalg.norm(found, axis=1) * np.linalg.norm(truth, axis=1)
-    return float(np.mean(np.abs((found * truth).sum(axis=1)) / np.maximum(scale, 1e-30)))
+    scale = np.linalg.norm(estimate, axis=1) * np.linalg.norm(truth, axis=1)
+    return float(np.mean(np.abs((estimate * truth).sum(axis=1)) / np.maximum(scale, 1e-30)))
 
 
 def positives_of(indptr: IntArray, items: IntArray, clients: IntArray, n_items: int) -> BoolArray:
     """Return the training items of clients, [C, N]."""
     wanted = np.zeros((len(clients), n_items), dtype=bool)
-    for place, client in enumerate(clients.tolist()):
-        wanted[place, items[indptr[client] : indptr[client + 1]]] = True
+    for index, client in enumerate(clients.tolist()):
+        wanted[index, items[indptr[client] : indptr[client + 1]]] = True
     return wanted
 
 
@@ -96,11 +96,11 @@ def factors_from_directions(transcript: Transcript, clients: IntArray) -> FloatA
 
     It is the leading direction of all rows that the client sent, in the coordinates of the item factors.
     """
-    found = np.zeros((len(clients), transcript.rounds[0].item_factors.shape[1]))
-    for place, client in enumerate(clients.tolist()):
+    factors = np.zeros((len(clients), transcript.rounds[0].item_factors.shape[1]))
+    for index, client in enumerate(clients.tolist()):
         if sent := transcript.uploads(client):
-            found[place] = leading_direction([rows_in_space(each, upload.values) for each, upload in sent])
-    return found
+            factors[index] = leading_direction([rows_in_space(record, upload.values) for record, upload in sent])
+    return factors
 
 
 def positives_from_signs(transcript: Transcript, clients: IntArray) -> FloatArray:
@@ -110,19 +110,19 @@ def positives_from_signs(transcript: Transcript, clients: IntArray) -> FloatArra
     item, the side of the training items is the one with fewer rows.
     """
     scores = np.zeros((len(clients), transcript.n_items))
-    for place, client in enumerate(clients.tolist()):
+    for index, client in enumerate(clients.tolist()):
         for _, upload in transcript.uploads(client):
             of_rows = _signed(upload.values.astype(np.float64), int(transcript.examples[client]))
             dense = np.full(transcript.n_items, -1e9)
             dense[upload.rows] = of_rows / max(np.abs(of_rows).max(), 1e-30)
-            scores[place] += dense
+            scores[index] += dense
     return scores
 
 
-def rows_in_space(each: RoundTranscript, values: NDArray[np.float32]) -> FloatArray:
+def rows_in_space(record: RoundTranscript, values: NDArray[np.float32]) -> FloatArray:
     """Return row changes [m, k] as changes of the item factors, [m, d]."""
     rows = values.astype(np.float64)
-    return rows if each.basis is None else rows @ each.basis.astype(np.float64)
+    return rows if record.basis is None else rows @ record.basis.astype(np.float64)
 
 
 def leading_direction(changes: list[FloatArray]) -> FloatArray:
@@ -156,19 +156,19 @@ def positives_from_row_lists(transcript: Transcript, clients: IntArray, *, with_
     """
     n_items = transcript.n_items
     scores = np.repeat(np.log(transcript.popularity + 0.5)[None, :], len(clients), axis=0)
-    for place, client in enumerate(clients.tolist()):
+    for index, client in enumerate(clients.tolist()):
         positives = int(transcript.examples[client])
         drawn, free = positives * transcript.negatives, max(n_items - positives, 1)
         by_draw = -np.expm1(drawn * np.log1p(-1 / max(free, 2)))
         again = -np.expm1(drawn * positives / n_items * np.log1p(-1 / max(free, 2)))
-        for each, upload in transcript.uploads(client):
+        for record, upload in transcript.uploads(client):
             present = np.zeros(n_items, dtype=bool)
             present[upload.rows] = True
             evidence = np.full(n_items, -np.log(by_draw))
             if with_seed:
-                likely = negatives_of_seed(transcript, each.round_index, client)
+                likely = negatives_of_seed(transcript, record.round_index, client)
                 evidence = np.where(likely, 0.0, -np.log(again))
-            scores[place] += np.where(present, evidence, _NEVER)
+            scores[index] += np.where(present, evidence, _NEVER)
     return scores
 
 
@@ -180,14 +180,14 @@ def positives_from_sums(transcript: Transcript, clients: IntArray, *, with_seed:
     of q_ui + (1 - q_ui) x_ui. `with_seed` takes the negatives, and so q_ui, from the public seed.
     """
     n_items = transcript.n_items
-    counted = [each for each in transcript.rounds if len(each.total.counts) == n_items]
+    counted = [record for record in transcript.rounds if len(record.total.counts) == n_items]
     if not counted:
         return np.zeros((len(clients), n_items))
-    members = np.unique(np.concatenate([each.cohort for each in counted]))
+    members = np.unique(np.concatenate([record.cohort for record in counted]))
     # Components of a row are counted apart if they are divided apart; the largest count is the nearest to the row's.
-    counts = np.array([each.total.counts.max(axis=1) for each in counted])
-    took_part = np.array([np.isin(members, each.cohort[each.arrived]) for each in counted], dtype=np.float64)
-    touched = np.array([_touched(transcript, each, members, with_seed) for each in counted]) * took_part[:, :, None]
+    counts = np.array([record.total.counts.max(axis=1) for record in counted])
+    took_part = np.array([np.isin(members, record.cohort[record.arrived]) for record in counted], dtype=np.float64)
+    touched = np.array([_touched(transcript, record, members, with_seed) for record in counted]) * took_part[:, :, None]
     popular = (transcript.popularity + 0.5) / (transcript.popularity + 0.5).sum()
     prior = np.clip(transcript.examples[members, None] * popular, 1e-3, 0.95)
     matrix = np.moveaxis(took_part[:, :, None] - touched, 2, 0)  # [N, rounds, members]
@@ -196,13 +196,13 @@ def positives_from_sums(transcript: Transcript, clients: IntArray, *, with_seed:
     spread = matrix * (prior * (1 - prior)).T[:, None, :]
     covariance = spread @ np.swapaxes(matrix, 1, 2) + noise[:, :, None] * np.eye(len(counted))
     posterior = prior + (np.swapaxes(spread, 1, 2) @ np.linalg.solve(covariance, left[:, :, None]))[:, :, 0].T
-    scores, places = np.zeros((len(clients), n_items)), np.searchsorted(members, clients)
+    scores, columns = np.zeros((len(clients), n_items)), np.searchsorted(members, clients)
     there = np.isin(clients, members)
-    scores[there] = posterior[places[there]]
+    scores[there] = posterior[columns[there]]
     return scores
 
 
-def _touched(transcript: Transcript, each: RoundTranscript, members: IntArray, with_seed: bool) -> FloatArray:
+def _touched(transcript: Transcript, record: RoundTranscript, members: IntArray, with_seed: bool) -> FloatArray:
     """Return the probability that a client draws each item as a negative, if it is none of its own, [members, N]."""
     n_items, drawn = transcript.n_items, transcript.examples[members] * transcript.negatives
     if not with_seed:
@@ -210,9 +210,9 @@ def _touched(transcript: Transcript, each: RoundTranscript, members: IntArray, w
         return np.repeat(by_draw[:, None], n_items, axis=1)
     again = -np.expm1(drawn * transcript.examples[members] / n_items * np.log1p(-1 / n_items))
     rows = np.repeat(again[:, None], n_items, axis=1)
-    for place, client in enumerate(members.tolist()):
-        if client in each.cohort:
-            rows[place, negatives_of_seed(transcript, each.round_index, client)] = 1.0
+    for index, client in enumerate(members.tolist()):
+        if client in record.cohort:
+            rows[index, negatives_of_seed(transcript, record.round_index, client)] = 1.0
     return rows
 
 
@@ -243,17 +243,19 @@ def single_rows(total: OpenedSum) -> IntArray:
 
 def attribute_single_rows(transcript: Transcript, by: By) -> list[SingleRow]:
     """Return every single row of the run's sums with the clients that fit; all that arrived if none fits."""
-    found = []
-    for each in transcript.rounds:
-        total = each.total
+    attributed = []
+    for record in transcript.rounds:
+        total = record.total
         if len(items := single_rows(total)):
-            fits = {"seed": _by_seed, "components": _by_components, "examples": _by_examples}[by](transcript, each)
+            fits = {"seed": _by_seed, "components": _by_components, "examples": _by_examples}[by](transcript, record)
             for item in items.tolist():
-                candidates = each.cohort[each.arrived & fits(item)]
-                found.append(
-                    SingleRow(each.round_index, item, candidates if len(candidates) else each.cohort[each.arrived])
+                candidates = record.cohort[record.arrived & fits(item)]
+                attributed.append(
+                    SingleRow(
+                        record.round_index, item, candidates if len(candidates) else record.cohort[record.arrived]
+                    )
                 )
-    return found
+    return attributed
 
 
 def share_rightly_attributed(rows: list[SingleRow], owners: Mapping[tuple[int, int], Sequence[int]]) -> float:
@@ -264,16 +266,16 @@ def share_rightly_attributed(rows: list[SingleRow], owners: Mapping[tuple[int, i
 
 def factors_from_single_rows(transcript: Transcript, rows: list[SingleRow], clients: IntArray) -> FloatArray:
     """Return the direction of the rows attributed to each client, of either sign, [C, d]; zeros for clients without."""
-    rounds = {each.round_index: each for each in transcript.rounds}
+    rounds = {record.round_index: record for record in transcript.rounds}
     factors = np.zeros((len(clients), transcript.rounds[0].item_factors.shape[1]))
-    for place, client in enumerate(clients.tolist()):
+    for index, client in enumerate(clients.tolist()):
         changes = [
             rows_in_space(rounds[row.round_index], rounds[row.round_index].total.values[[row.item]])
             for row in rows
             if row.client == client
         ]
         if changes:
-            factors[place] = leading_direction(changes)
+            factors[index] = leading_direction(changes)
     return factors
 
 
@@ -281,20 +283,20 @@ Fits = Callable[[int], BoolArray]
 """Returns the clients of a cohort [C] that may have sent the row of an item."""
 
 
-def _by_seed(transcript: Transcript, each: RoundTranscript) -> Fits:
-    likely = np.array([negatives_of_seed(transcript, each.round_index, client) for client in each.cohort.tolist()])
+def _by_seed(transcript: Transcript, record: RoundTranscript) -> Fits:
+    likely = np.array([negatives_of_seed(transcript, record.round_index, client) for client in record.cohort.tolist()])
     return lambda item: likely[:, item]
 
 
-def _by_components(transcript: Transcript, each: RoundTranscript) -> Fits:
+def _by_components(transcript: Transcript, record: RoundTranscript) -> Fits:
     del transcript
-    values = each.total.values
+    values = record.total.values
     opened = (values != 0).any(axis=0)
-    return lambda item: np.asarray((each.components == (values[item] != 0))[:, opened].all(axis=1))
+    return lambda item: np.asarray((record.components == (values[item] != 0))[:, opened].all(axis=1))
 
 
-def _by_examples(transcript: Transcript, each: RoundTranscript) -> Fits:
-    most = np.arange(len(each.cohort)) == transcript.examples[each.cohort].argmax()
+def _by_examples(transcript: Transcript, record: RoundTranscript) -> Fits:
+    most = np.arange(len(record.cohort)) == transcript.examples[record.cohort].argmax()
     return lambda _: most
 
 
@@ -303,7 +305,7 @@ class ThinGroup:
     """A group of entries that few of the arrived clients sent, and their sum's integers if the server could read it."""
 
     round_index: int
-    place: int
+    group: int
     clients: tuple[int, ...]
     integers: IntArray | None
 
@@ -313,45 +315,45 @@ def read_thin_groups(transcript: Transcript, least_senders: int) -> list[ThinGro
 
     An attempt succeeds if all values are within what that many clients can send, as hardly any are under a mask.
     """
-    found: list[ThinGroup] = []
-    for each in transcript.rounds:
-        if each.keys is None or transcript.messages is None or "reveal" not in each.told:
+    read: list[ThinGroup] = []
+    for record in transcript.rounds:
+        if record.keys is None or transcript.messages is None or "reveal" not in record.told:
             continue
-        messages = each.keys.messages(transcript.messages)
+        messages = record.keys.messages(transcript.messages)
         senders: dict[int, list[int]] = {}
-        for upload in each.protected:
-            for place in upload.groups:
-                senders.setdefault(place, []).append(upload.client)
-        thin = {place: who for place, who in senders.items() if len(who) < least_senders}
-        masks = _known_masks(each, messages, each.keys) if thin else []
-        found += [
-            ThinGroup(each.round_index, place, tuple(who), _read(each, place, who, messages, masks))
-            for place, who in sorted(thin.items())
+        for upload in record.protected:
+            for group in upload.groups:
+                senders.setdefault(group, []).append(upload.client)
+        thin = {group: who for group, who in senders.items() if len(who) < least_senders}
+        masks = _known_masks(record, messages, record.keys) if thin else []
+        read += [
+            ThinGroup(record.round_index, group, tuple(who), _read(record, group, who, messages, masks))
+            for group, who in sorted(thin.items())
         ]
-    return found
+    return read
 
 
-def _known_masks(each: RoundTranscript, messages: Messages, keys: RoundKeys) -> list[list[RingElements]]:
+def _known_masks(record: RoundTranscript, messages: Messages, keys: RoundKeys) -> list[list[RingElements]]:
     """Return the masks of all groups that the revealed secrets give, in each way in which they might be made.
 
     They are those of the protocol, and those of a client that would draw its own mask of all groups from one seed.
     """
-    survivors = frozenset(upload.client for upload in each.protected)
-    recovery = recovered(messages, each.round_index, keys, survivors, each.told["reveal"])
+    survivors = frozenset(upload.client for upload in record.protected)
+    recovery = recovered(messages, record.round_index, keys, survivors, record.told["reveal"])
     layout, at_once = messages.mask_layout(), messages.mask_layout().zeros()
-    for client, own in recovery.own_seeds.items():
-        layout.add(at_once, own.shared, recovery.rule.sent[client])
+    for client, seeds in recovery.own_seeds.items():
+        layout.add(at_once, seeds.shared, recovery.rule.sent[client])
     return [recovery.masks(layout, keys.advertised), [elements.astype(np.uint64) for elements in at_once]]
 
 
 def _read(
-    each: RoundTranscript, place: int, clients: list[int], messages: Messages, masks: list[list[RingElements]]
+    record: RoundTranscript, position: int, clients: list[int], messages: Messages, masks: list[list[RingElements]]
 ) -> IntArray | None:
-    group, most = messages.layout.groups[place], len(clients) * 2 ** (messages.scheme.bits - 1)
-    sent = [upload.groups[place] for upload in each.protected if upload.client in clients]
+    group, most = messages.layout.groups[position], len(clients) * 2 ** (messages.scheme.bits - 1)
+    sent = [upload.groups[position] for upload in record.protected if upload.client in clients]
     total = np.add.reduce(sent)
     for known in masks:
-        integers = messages.scheme.open_sum(group, total - known[place], messages.fixed_point)
+        integers = messages.scheme.open_sum(group, total - known[position], messages.fixed_point)
         if (np.abs(integers[: group.n_values]) <= most).all() and integers[: group.n_values].any():
             return integers
     return None

@@ -126,17 +126,17 @@ class Transcript:
     def shown(self) -> frozenset[str]:
         """The kinds of data about clients that this transcript holds, beside cohorts, sizes and components."""
         held = {
-            "rows and values of a client": any(each.readable for each in self.rounds),
-            "protected uploads": any(each.protected for each in self.rounds),
-            "sums": any(each.opened is not None for each in self.rounds),
-            "keys of the round": any("keys" in each.told.get("begin", {}) for each in self.rounds),
-            "shares": any(each.told.get("reveal") for each in self.rounds),
+            "rows and values of a client": any(record.readable for record in self.rounds),
+            "protected uploads": any(record.protected for record in self.rounds),
+            "sums": any(record.opened is not None for record in self.rounds),
+            "keys of the round": any("keys" in record.told.get("begin", {}) for record in self.rounds),
+            "shares": any(record.told.get("reveal") for record in self.rounds),
         }
         return frozenset(name for name, there in held.items() if there)
 
     def uploads(self, client: int) -> list[tuple[RoundTranscript, ReadableUpload]]:
         """Return the uploads of a client that the server reads, with their rounds."""
-        return [(each, upload) for each in self.rounds for upload in each.readable if upload.client == client]
+        return [(record, upload) for record in self.rounds for upload in record.readable if upload.client == client]
 
 
 _BASIS = "basis"
@@ -171,7 +171,7 @@ class TranscriptRecorder:
 
     def transcript(self) -> Transcript:
         """Return what was recorded."""
-        rounds = [replace(each, told=self._told.get(each.round_index, {})) for each in self.rounds]
+        rounds = [replace(record, told=self._told.get(record.round_index, {})) for record in self.rounds]
         task, algorithm = self.task, self.algorithm
         messages = algorithm.messages(task) if isinstance(algorithm, SecureAggregation) else None
         return Transcript(
@@ -193,23 +193,24 @@ class TranscriptRecorder:
         basis = np.asarray(broadcast[_BASIS]) if _BASIS in broadcast else None
         item_factors = np.asarray(broadcast[ITEM_FACTORS])
         columns = item_factors.shape[1] if basis is None else len(basis)
-        ranks = np.array([int(each.rank[0]) for each in ledgers])
+        ranks = np.array([int(ledger.rank[0]) for ledger in ledgers])
         components = draw_components(np.where(ranks < 0, columns, ranks), columns, cohort, self.task.seed, round_index)
         seen = [
-            self._upload(chunk, result, own) for chunk, result, own in zip(chunks, results, components, strict=True)
+            self._upload(chunk, result, opened)
+            for chunk, result, opened in zip(chunks, results, components, strict=True)
         ]
         self.rounds.append(
             RoundTranscript(
                 round_index,
                 cohort,
-                np.array([int(each.uplink_bits[0]) for each in ledgers]),
-                np.array([bool(each.delivered[0]) for each in ledgers]),
+                np.array([int(ledger.uplink_bits[0]) for ledger in ledgers]),
+                np.array([bool(ledger.delivered[0]) for ledger in ledgers]),
                 item_factors,
                 basis,
                 components,
                 keys=chunks[0].relayed,
-                readable=tuple(each for each in seen if isinstance(each, ReadableUpload)),
-                protected=tuple(each for each in seen if isinstance(each, ProtectedUpload)),
+                readable=tuple(upload for upload in seen if isinstance(upload, ReadableUpload)),
+                protected=tuple(upload for upload in seen if isinstance(upload, ProtectedUpload)),
             )
         )
 
@@ -231,8 +232,8 @@ class TranscriptRecorder:
             return ProtectedUpload(client, groups)
         messages = chunk.relayed.messages(self.algorithm.messages(self.task))
         sums = [
-            messages.scheme.open_sum(group, groups[place], messages.fixed_point) if place in groups else None
-            for place, group in enumerate(messages.layout.groups)
+            messages.scheme.open_sum(group, groups[index], messages.fixed_point) if index in groups else None
+            for index, group in enumerate(messages.layout.groups)
         ]
         return _rows_of(client, messages.fixed_point.total(sums, messages.layout))
 
@@ -243,8 +244,8 @@ class TranscriptRecorder:
             return upload
         layout: RowLayout = optional(algorithm, "rows", "touched")
         mask = optional(algorithm, "aggregation") != "weighted"
-        own = upload.values[:, columns]
-        data = RowsPayload(self.task.data.n_items, upload.rows, own, layout, mask).to_bytes()
+        exact = upload.values[:, columns]
+        data = RowsPayload(self.task.data.n_items, upload.rows, exact, layout, mask).to_bytes()
         assert 8 * len(data) == int(result.ledger.uplink_bits[0]), "the ledger counts these bytes"
         sent = RowsPayload.from_bytes(data)
         values = np.zeros((len(sent.rows), len(columns)), dtype=np.float32)

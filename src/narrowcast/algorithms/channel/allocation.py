@@ -204,11 +204,11 @@ def exchange(grid: Grid, region: Region, seconds: float, start: IntArray) -> Int
         worth = fits & (gain > _WORTH_IT * np.abs(values).sum())
         worth[:, :n_users] &= (lower < steps) & ~np.eye(n_users, dtype=bool)
         ups, downs = np.nonzero(worth)
-        for place in np.argsort(-gain[worth], kind="stable"):
+        for pair in np.argsort(-gain[worth], kind="stable"):
             changed = steps.copy()
-            changed[ups[place]] = higher[ups[place]]
-            if downs[place] < n_users:
-                changed[downs[place]] = lower[downs[place]]
+            changed[ups[pair]] = higher[ups[pair]]
+            if downs[pair] < n_users:
+                changed[downs[pair]] = lower[downs[pair]]
             if contains(region, grid.bits(changed) / seconds):
                 steps = changed
                 break

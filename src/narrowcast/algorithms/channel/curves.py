@@ -227,13 +227,13 @@ class DistortionCurves:
 def _keep_undominated(bits: FloatArray, distortion: FloatArray) -> None:
     """Move each row's undominated points to its front, in place, and repeat the last of them."""
     for user in range(len(bits)):
-        kept = 0
+        last = 0
         for point in range(1, bits.shape[1]):
-            if distortion[user, point] < distortion[user, kept]:
-                kept += 1
-                bits[user, kept], distortion[user, kept] = bits[user, point], distortion[user, point]
-        for point in range(kept + 1, bits.shape[1]):
-            bits[user, point], distortion[user, point] = bits[user, kept], distortion[user, kept]
+            if distortion[user, point] < distortion[user, last]:
+                last += 1
+                bits[user, last], distortion[user, last] = bits[user, point], distortion[user, point]
+        for point in range(last + 1, bits.shape[1]):
+            bits[user, point], distortion[user, point] = bits[user, last], distortion[user, last]
 
 
 @compiled()

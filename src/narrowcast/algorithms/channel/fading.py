@@ -132,8 +132,8 @@ class Rayleigh(GainEstimates):
 
     def mean_snr(self, profiles: Profiles, seed: int) -> FloatArray:
         """Return the mean linear SNR of the uplink over fades, [C]."""
-        place = uniforms(seed, "place", FOR_THE_WHOLE_RUN, profiles.client)
-        distance = np.sqrt(self.nearest**2 + place * (self.farthest**2 - self.nearest**2))
+        uniform = uniforms(seed, "place", FOR_THE_WHOLE_RUN, profiles.client)
+        distance = np.sqrt(self.nearest**2 + uniform * (self.farthest**2 - self.nearest**2))
         shadow = self.shadowing_decibel * normals(seed, "shadowing", FOR_THE_WHOLE_RUN, profiles.client)
         loss = 10 * self.exponent * np.log10(distance / self.reference_distance)
         return 10 ** ((self.reference_snr_decibel - loss + shadow) / 10)
@@ -170,15 +170,15 @@ class LocatedRayleigh(Rayleigh):
     def mean_snr(self, profiles: Profiles, seed: int) -> FloatArray:
         """Return the mean linear SNR of the uplink over fades, [C]."""
         stamp = self.path.stat()
-        places = _positions(self.path, stamp.st_mtime_ns, stamp.st_size)
-        if places.shape[1] != len(self.base):
+        positions = _positions(self.path, stamp.st_mtime_ns, stamp.st_size)
+        if positions.shape[1] != len(self.base):
             raise UserError(
-                f"{self.path} has positions of {places.shape[1]} coordinates, but radio.channel.base has "
+                f"{self.path} has positions of {positions.shape[1]} coordinates, but radio.channel.base has "
                 f"{len(self.base)}; give as many"
             )
-        if len(profiles) and (last := int(profiles.client.max())) >= len(places):
-            raise UserError(f"{self.path} has {len(places)} positions and none of client {last}; add it")
-        metres = self.unit * np.linalg.norm(places[profiles.client] - np.array(self.base), axis=1)
+        if len(profiles) and (last := int(profiles.client.max())) >= len(positions):
+            raise UserError(f"{self.path} has {len(positions)} positions and none of client {last}; add it")
+        metres = self.unit * np.linalg.norm(positions[profiles.client] - np.array(self.base), axis=1)
         shadow = self.shadowing_decibel * normals(seed, "shadowing", FOR_THE_WHOLE_RUN, profiles.client)
         loss = 10 * self.exponent * np.log10(np.maximum(metres, self.nearest) / self.reference_distance)
         return np.asarray(10 ** ((self.reference_snr_decibel - loss + shadow) / 10))
@@ -189,14 +189,14 @@ def _positions(path: Path, modified: int, size: int) -> FloatArray:
     """Return the positions of a file [n, d]; `modified` and `size` are the cache key of its content."""
     del modified, size
     try:
-        found = _answered(path) if path.name.endswith(_ANSWER) else _table(path)
+        positions = _answered(path) if path.name.endswith(_ANSWER) else _table(path)
     except Exception as error:  # a file of any content; safetensors has an exception class of its own
         raise UserError(f"{path}: cannot be read ({error}); {_ADVICE}") from error
-    if found is None:
+    if positions is None:
         raise UserError(f"{path}: has no positions; {_ADVICE}")
-    if found.ndim != 2 or found.shape[1] not in (2, 3) or not np.isfinite(found).all():
-        raise UserError(f"{path}: has positions of the shape {found.shape}, or some that are no numbers; {_ADVICE}")
-    return np.asarray(found, dtype=np.float64)
+    if positions.ndim != 2 or positions.shape[1] not in (2, 3) or not np.isfinite(positions).all():
+        raise UserError(f"{path}: has positions of the shape {positions.shape}, or some that are no numbers; {_ADVICE}")
+    return np.asarray(positions, dtype=np.float64)
 
 
 def _answered(path: Path) -> FloatArray | None:
@@ -301,15 +301,15 @@ class RateTable(Section):
 
     @model_validator(mode="after")
     def _is_a_polymatroid(self) -> Self:
-        sets = [frozenset(each.clients) for each in self.capacities]
-        if twice := {tuple(sorted(each)) for each in sets if sets.count(each) > 1}:
+        sets = [frozenset(capacity.clients) for capacity in self.capacities]
+        if twice := {tuple(sorted(users)) for users in sets if sets.count(users) > 1}:
             raise ValueError(f"capacities: the set {sorted(twice)[0]} is given twice; keep one")
         self.region()
         return self
 
     def region(self) -> TableRegion:
         """Return the region of all the table's clients."""
-        return TableRegion.of({each.clients: each.bits_per_second for each in self.capacities})
+        return TableRegion.of({capacity.clients: capacity.bits_per_second for capacity in self.capacities})
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
         """Return the same links in every round; raise `UserError` for an empty cohort, or a client not in the table."""

@@ -191,13 +191,13 @@ class GaussianRegion:
         with np.errstate(divide="ignore", invalid="ignore"):
             price = np.where(rates > 0, rates / self.snr, -1.0)
         order = np.argsort(-price, kind="stable")
-        place = np.argsort(order)  # of each user
+        rank = np.argsort(order)  # of each user
         snr, rate = (np.concatenate([[0.0], np.cumsum(values[order])]) for values in (self.snr, rates))
-        added = np.arange(len(rates) + 1) <= place[:, None]  # [user, prefix]: the user is not in that prefix yet
+        added = np.arange(len(rates) + 1) <= rank[:, None]  # [user, prefix]: the user is not in that prefix yet
         power = snr + added * self.snr[:, None]
         slack = self._of_power(power) - rate - added * rates[:, None]
         limit = slack.argmin(axis=1)
-        return slack.min(axis=1), (place < limit[:, None]) | np.eye(len(rates), dtype=bool)
+        return slack.min(axis=1), (rank < limit[:, None]) | np.eye(len(rates), dtype=bool)
 
     def take(self, users: IntArray) -> GaussianRegion:
         """Return the same band with fewer users."""
@@ -227,12 +227,12 @@ def _worst_prefix(rates: FloatArray, snr: FloatArray, noise: float, bandwidth: f
         price[user] = -rates[user] / snr[user] if rates[user] > 0 else 0.0  # without signal: -infinity, so first
     order = np.argsort(price, kind="mergesort")
     worst, last, rate, power = 0.0, -1, 0.0, 0.0
-    for place in range(len(order)):
-        rate += rates[order[place]]
-        power += snr[order[place]]
+    for index in range(len(order)):
+        rate += rates[order[index]]
+        power += snr[order[index]]
         excess = rate - bandwidth * np.log1p(power / noise) / np.log(2)
         if excess > worst:
-            worst, last = excess, place
+            worst, last = excess, index
     return worst, last, order
 
 
@@ -304,8 +304,8 @@ class TableRegion:
     def contracted(self, users: IntArray) -> TableRegion:
         """Return the table of the other users given that these send at capacity."""
         spent = _mask_of(users)
-        others = np.setdiff1d(np.arange(len(self)), users)
-        return TableRegion(self.capacity[_masks_of_sets(others) | spent] - self.capacity[spent])
+        remaining = np.setdiff1d(np.arange(len(self)), users)
+        return TableRegion(self.capacity[_masks_of_sets(remaining) | spent] - self.capacity[spent])
 
     def _members(self) -> BoolArray:
         """Return the members of each set, as masks [2**n, n]."""
@@ -369,7 +369,7 @@ class InterferenceRegion:
     """B log2(1 + own / (1 + interference)) for each user, where all users send all the time.
 
     Shapes: gains [n, n], power over noise of user j at the receiver of user i, with the own signal on the diagonal;
-    bands [n]; bandwidth of a band in hertz; `others` [n], the power of senders that are no users, None: 0. `take`
+    bands [n]; bandwidth of a band in hertz; `outside` [n], the power of senders that are not users, None: 0. `take`
     leaves users out, who are silent then, so that the others' rates rise; unlike in a multiple-access channel, no rate
     can be traded for another.
     """
@@ -378,7 +378,7 @@ class InterferenceRegion:
     gains: FloatArray
     bands: IntArray
     bandwidth: float
-    others: FloatArray | None = None
+    outside: FloatArray | None = None
 
     def __post_init__(self) -> None:
         check_users(np.diag(self.gains), "SNR", "a power ratio, not decibel")
@@ -389,9 +389,9 @@ class InterferenceRegion:
     @cached_property
     def rates(self) -> FloatArray:
         """The rate of each user among all the others, [n], in bits per second."""
-        own = np.diag(self.gains)
-        heard = self._heard(np.arange(len(self))) - own
-        return np.asarray(self.bandwidth * np.log1p(own / (1 + heard)) / np.log(2))
+        signal = np.diag(self.gains)
+        heard = self._heard(np.arange(len(self))) - signal
+        return np.asarray(self.bandwidth * np.log1p(signal / (1 + heard)) / np.log(2))
 
     @property
     def _links(self) -> Independent:
@@ -415,18 +415,18 @@ class InterferenceRegion:
 
     def take(self, users: IntArray) -> InterferenceRegion:
         """Return the region of these users, the others silent."""
-        return self._part(users, self.others)
+        return self._part(users, self.outside)
 
     def contracted(self, users: IntArray) -> InterferenceRegion:
         """Return the region of the other users, whom these users disturb as before."""
         return self._part(np.delete(np.arange(len(self)), users), self._heard(users))
 
-    def _part(self, users: IntArray, others: FloatArray | None) -> InterferenceRegion:
-        gains, heard = self.gains[np.ix_(users, users)], None if others is None else others[users]
+    def _part(self, users: IntArray, outside: FloatArray | None) -> InterferenceRegion:
+        gains, heard = self.gains[np.ix_(users, users)], None if outside is None else outside[users]
         return InterferenceRegion(gains, self.bands[users], self.bandwidth, heard)
 
     def _heard(self, users: IntArray) -> FloatArray:
         """Return the power that each receiver hears in its band from these users and from `others`, [n]."""
         same = self.bands[:, None] == self.bands[users]
         heard = np.where(same, self.gains[:, users], 0.0).sum(axis=1)
-        return np.asarray(heard if self.others is None else heard + self.others)
+        return np.asarray(heard if self.outside is None else heard + self.outside)

@@ -41,8 +41,8 @@ def lost_rates(gains: FloatArray) -> FloatArray:
     `gains` [n, n] are powers over noise: client j at the receiver of client i, a client's own signal on the diagonal.
     A client's rate with all others of its band is at least its rate alone less the sum of these losses.
     """
-    own = np.diag(gains)[:, None]
-    loss = np.log2(1 + own) - np.log2(1 + own / (1 + gains))
+    signal = np.diag(gains)[:, None]
+    loss = np.log2(1 + signal) - np.log2(1 + signal / (1 + gains))
     both = loss + loss.T
     np.fill_diagonal(both, 0.0)
     return np.asarray(both)
@@ -151,13 +151,13 @@ class TwoBands(Section):
         block = block_of(round_index, self.coherence)
         mean, faded = [], []
         across = math.ceil(math.sqrt(self.access_points))
-        places = [
+        coordinates = [
             self.side * uniforms(seed, f"place in the square {axis}", FOR_THE_WHOLE_RUN, profiles.client)
             for axis in ("x", "y")
         ]
         for point in range(self.access_points):
-            centre = [(each + 0.5) * self.side / across for each in divmod(point, across)]
-            distance = np.hypot(places[0] - centre[0], places[1] - centre[1])
+            centre = [(step + 0.5) * self.side / across for step in divmod(point, across)]
+            distance = np.hypot(coordinates[0] - centre[0], coordinates[1] - centre[1])
             loss = 10 * self.exponent * np.log10(np.maximum(distance, _NEAREST))
             mean.append(10 ** ((self.reference_snr_decibel - loss) / 10))
             faded.append(mean[-1] * exponentials(seed, f"fading at access point {point}", block, profiles.client))

@@ -77,23 +77,23 @@ class RowView:
         """The clients that send a column, [C]."""
         return np.asarray(self.columns.any(axis=1))
 
-    def take(self, place: int) -> RowUpdate:
+    def take(self, index: int) -> RowUpdate:
         """Return one client's rows in its own columns."""
-        cohort, own, columns = self.cohort, self.cohort.rows(place), self._columns(place)
-        rows, changes = cohort.samples.row_items[own], self.changes[own][:, columns]
-        client, task, likely = int(cohort.chunk.clients[place]), cohort.task, None
+        cohort, span, columns = self.cohort, self.cohort.rows(index), self._columns(index)
+        rows, changes = cohort.samples.row_items[span], self.changes[span][:, columns]
+        client, task, likely = int(cohort.chunk.clients[index]), cohort.task, None
         if task.training.shared_negatives:
             likely = SharedNegatives.of(task, client, cohort.chunk.round_index).likely_rows
-        return RowUpdate(rows, changes, task.data.n_items, int(cohort.positives[place]), likely)
+        return RowUpdate(rows, changes, task.data.n_items, int(cohort.positives[index]), likely)
 
-    def put(self, place: int, received: Rows) -> None:
+    def put(self, index: int, received: Rows) -> None:
         """Store the rows that the server decoded of one client."""
-        own = self.cohort.rows(place)
-        self.received[own.start : own.stop, self._columns(place)] = received
+        span = self.cohort.rows(index)
+        self.received[span.start : span.stop, self._columns(index)] = received
 
-    def _columns(self, place: int) -> IntArray | slice:
+    def _columns(self, index: int) -> IntArray | slice:
         """Return the columns that a client sends; a slice, which copies nothing, if these are all."""
-        columns = np.flatnonzero(self.columns[place])
+        columns = np.flatnonzero(self.columns[index])
         return slice(None) if len(columns) == self.columns.shape[1] else columns
 
 
@@ -153,7 +153,7 @@ def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArr
         result = train(weights, True)
         began = time.perf_counter()
         assert result.row_changes is not None, "they were to be kept"
-        finite = result.finite[cohort.places]
+        finite = result.finite[cohort.positions]
         view = RowView(cohort, result.row_changes, columns, finite)
         uploads = send_each(chunk, task, sending.coding, view)
         delivered = uploads.delivered[samples.order]
@@ -177,7 +177,7 @@ def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArr
         arrives = sends & chunk.arrives()
         result = train(weights * arrives, False)
         began = time.perf_counter()
-        finite = result.finite[cohort.places]
+        finite = result.finite[cohort.positions]
         uploads = Uploads(bits * sends, finite & arrives, finite, {}, ranks)
         total, touched = result.total, result.touched
     weight = _divisor(sending.aggregation, cohort, columns, uploads.delivered, touched)
@@ -222,12 +222,12 @@ def _divisor(
 
 def _local_updates(cohort: RowCohort, result: FusedResult) -> LocalUpdates:
     """Return what the clients learnt for themselves, in the order of the chunk."""
-    places, training = cohort.places, cohort.task.training
-    n_samples = cohort.samples.samples[places]
+    order, training = cohort.positions, cohort.task.training
+    n_samples = cohort.samples.samples[order]
     return LocalUpdates(
         changes={},
-        state={USER_FACTORS: result.user_factors[places]},
-        loss=result.loss[places],
+        state={USER_FACTORS: result.user_factors[order]},
+        loss=result.loss[order],
         examples=n_samples * training.epochs,
         steps=-(-n_samples // training.step_samples(n_samples)) * training.epochs,
     )
@@ -310,21 +310,21 @@ class _View:
     def ranks(self) -> None:
         """None: these updates have no rank."""
 
-    def take(self, place: int) -> TensorUpdate | RowUpdate:
+    def take(self, index: int) -> TensorUpdate | RowUpdate:
         """Return one client's whole matrix of changes, or its rows."""
-        rows, changes = self.updates.of_client(place)
-        examples = int(self.task.data.examples[self.chunk.clients[place]])
+        rows, changes = self.updates.of_client(index)
+        examples = int(self.task.data.examples[self.chunk.clients[index]])
         if self.layout == "touched":
             return RowUpdate(rows, changes, len(self.row_factors), examples)
         matrix = np.zeros_like(self.row_factors)
         matrix[rows] = changes
         return TensorUpdate({ROW_FACTORS: matrix}, examples, 0)
 
-    def put(self, place: int, received: Factors) -> None:
+    def put(self, index: int, received: Factors) -> None:
         """Add what the server decoded of one client, unless its upload is lost."""
-        if self.chunk.lost is not None and self.chunk.lost[place]:
+        if self.chunk.lost is not None and self.chunk.lost[index]:
             return
         if self.layout == "touched":
-            self.total[self.updates.of_client(place)[0]] += self.weights[place] * received
+            self.total[self.updates.of_client(index)[0]] += self.weights[index] * received
         else:
-            self.total[...] += self.weights[place] * received
+            self.total[...] += self.weights[index] * received

@@ -67,12 +67,12 @@ TENSORS, COMPONENT_WEIGHTS = PrefixedArrays("sum/"), PrefixedArrays("component w
 
 def add_up(partials: Sequence[Arrays]) -> Arrays:
     """Add the chunks' partial sums in the order of the chunks, so that rounding does not depend on timing."""
-    first, *others = partials
-    if not others:
+    first, *rest = partials
+    if not rest:
         return {name: values.copy() for name, values in first.items()}
     with np.errstate(over="ignore"):  # a sum that leaves the finite numbers ends the run with advice
-        total = {name: np.asarray(values + others[0][name]) for name, values in first.items()}
-        for partial in others[1:]:
+        total = {name: np.asarray(values + rest[0][name]) for name, values in first.items()}
+        for partial in rest[1:]:
             for name, values in partial.items():
                 total[name] += values
     return total
@@ -136,8 +136,8 @@ class TensorSum:
         """Return sum_u w_u change_u of each tensor [C, ...]; clients of weight 0 may hold anything."""
         total = np.array(weight.sum())
         if not weight.all():
-            kept = np.flatnonzero(weight)
-            weight, changes = weight[kept], {name: values[kept] for name, values in changes.items()}
+            counted = np.flatnonzero(weight)
+            weight, changes = weight[counted], {name: values[counted] for name, values in changes.items()}
         tensors = {}
         with np.errstate(over="ignore", invalid="ignore"):
             for name, values in changes.items():

@@ -102,9 +102,9 @@ class Coding(Generic[Update, Received]):
     wire: Wire[Update, Received]
     first_levels: IntArray | None = None
 
-    def codec_of(self, place: int) -> Codec:
+    def codec_of(self, index: int) -> Codec:
         """Return the codec of the client at this place of the chunk, with its own levels."""
-        return self.codec if self.first_levels is None else self.codec.with_levels(int(self.first_levels[place]))
+        return self.codec if self.first_levels is None else self.codec.with_levels(int(self.first_levels[index]))
 
 
 class UpdateView(Protocol[Taken_co, Put_contra]):
@@ -125,11 +125,11 @@ class UpdateView(Protocol[Taken_co, Put_contra]):
         """The clients that have something to send, [C]."""
         ...
 
-    def take(self, place: int) -> Taken_co:
+    def take(self, index: int) -> Taken_co:
         """Return one client's update."""
         ...
 
-    def put(self, place: int, received: Put_contra) -> None:
+    def put(self, index: int, received: Put_contra) -> None:
         """Store what the server decoded of one client's update."""
         ...
 
@@ -164,21 +164,21 @@ def send_each(
     keys = stream_keys(task.seed, "codec", chunk.round_index, chunk.clients)
     budgets = np.full(n_clients, np.inf) if chunk.budget_bits is None else chunk.budget_bits.astype(np.float64)
     state = {name: np.array(values) for name, values in CODEC.of(chunk.state).items()}
-    for place in np.flatnonzero(view.sends & view.finite).tolist():
-        kept = {name: values[place] for name, values in state.items()}
-        encoder = ClientEncoder(coding.codec_of(place), int(keys[place]), float(budgets[place]), kept)
+    for index in np.flatnonzero(view.sends & view.finite).tolist():
+        memory = {name: values[index] for name, values in state.items()}
+        encoder = ClientEncoder(coding.codec_of(index), int(keys[index]), float(budgets[index]), memory)
         try:
-            upload = coding.wire(view.take(place), encoder)
+            upload = coding.wire(view.take(index), encoder)
         except UnsendableUpdateError:
             continue
         if upload is None:
             continue
-        view.put(place, upload.received)
-        bits[place], sent[place] = upload.bits, True
+        view.put(index, upload.received)
+        bits[index], sent[index] = upload.bits, True
         if ranks is not None and upload.rank is not None:
-            ranks[place] = upload.rank
+            ranks[index] = upload.rank
         for name, values in upload.state.items():
-            state[name][place] = values
+            state[name][index] = values
     return Uploads(bits, sent & chunk.arrives(), view.finite, CODEC.add(state), ranks)
 
 
@@ -188,7 +188,9 @@ def init_codec_state(stages: Sequence[Stage], n_clients: int, sent: Arrays) -> A
     `sent` are tensors like those that a client sends.
     """
     codec = Codec(tuple(stages), dtype_of(sent))
-    return CODEC.add(zeros_of_clients(codec.init_state({name: each.shape for name, each in sent.items()}), n_clients))
+    return CODEC.add(
+        zeros_of_clients(codec.init_state({name: values.shape for name, values in sent.items()}), n_clients)
+    )
 
 
 def zeros_of_clients(like: Arrays, n_clients: int) -> dict[str, NDArray[Any]]:
@@ -237,11 +239,11 @@ TensorCoding = Coding[TensorUpdate, Tensors]
 class Columns:
     """The columns that each client sends of some tensors [long, r]: how many, and for each tensor which.
 
-    Shapes: ranks [C]; own [C, r] of each tensor. Both sides draw `own` from the round's seed.
+    Shapes: ranks [C]; masks [C, r] of each tensor. Both sides draw `masks` from the round's seed.
     """
 
     ranks: IntArray
-    own: Mapping[str, BoolArray]
+    masks: Mapping[str, BoolArray]
 
 
 @dataclass(frozen=True)
@@ -265,20 +267,22 @@ class TensorView:
         zeros = {name: np.zeros(values.shape, dtype) for name, values in self.changes.items()}
         object.__setattr__(self, "received", zeros)
 
-    def take(self, place: int) -> TensorUpdate:
+    def take(self, index: int) -> TensorUpdate:
         """Return one client's tensors in its own columns."""
-        tensors = {name: values[place][self._own(name, place)] for name, values in self.changes.items()}
-        rank = 0 if self.columns is None else int(self.columns.ranks[place])
-        return TensorUpdate(tensors, int(self.examples[place]), rank)
+        tensors = {name: values[index][self._own(name, index)] for name, values in self.changes.items()}
+        rank = 0 if self.columns is None else int(self.columns.ranks[index])
+        return TensorUpdate(tensors, int(self.examples[index]), rank)
 
-    def put(self, place: int, received: Tensors) -> None:
+    def put(self, index: int, received: Tensors) -> None:
         """Store the tensors that the server decoded of one client."""
         for name, values in received.items():
-            self.received[name][place, ...][self._own(name, place)] = values
+            self.received[name][index, ...][self._own(name, index)] = values
 
-    def _own(self, name: str, place: int) -> tuple[slice, BoolArray] | tuple[()]:
+    def _own(self, name: str, index: int) -> tuple[slice, BoolArray] | tuple[()]:
         return (
-            () if self.columns is None or name not in self.columns.own else (slice(None), self.columns.own[name][place])
+            ()
+            if self.columns is None or name not in self.columns.masks
+            else (slice(None), self.columns.masks[name][index])
         )
 
 
@@ -340,11 +344,11 @@ def _send_whole(
     chunk: Chunk, changes: Tensors, columns: Columns | None, sends: BoolArray, finite: BoolArray
 ) -> Uploads:
     """Send all values as they are; an update that is not finite is sent and paid for, and does not count."""
-    own = {} if columns is None else columns.own
-    whole = sum(prod(values.shape[1:]) for name, values in changes.items() if name not in own)
+    masks = {} if columns is None else columns.masks
+    whole = sum(prod(values.shape[1:]) for name, values in changes.items() if name not in masks)
     n_values = np.full(len(sends), whole)
-    for name in own.keys() & changes.keys():
-        n_values += changes[name].shape[1] * own[name].sum(axis=1)
+    for name in masks.keys() & changes.keys():
+        n_values += changes[name].shape[1] * masks[name].sum(axis=1)
     bits = dense_wire_bits(n_values, dtype_of(changes))
     sends = sends & chunk.affords(bits)
     ranks = None if columns is None else columns.ranks

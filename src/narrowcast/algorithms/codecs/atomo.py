@@ -78,10 +78,10 @@ class Directions:
         drawn = np.diff(np.floor(ends), prepend=np.floor(ends[:1] - probabilities[:1])) > 0
         counts, inner, first = b"", Tensors(), 0
         for name, (left, right) in self.factors.items():
-            own = slice(first, first := first + left.shape[1])
-            taken: BoolArray = drawn[own]
+            span = slice(first, first := first + left.shape[1])
+            taken: BoolArray = drawn[span]
             counts += varint(int(taken.sum()))
-            inner[name + LEFT] = (left[:, taken] / probabilities[own][taken]).astype(self.dtype)
+            inner[name + LEFT] = (left[:, taken] / probabilities[span][taken]).astype(self.dtype)
             inner[name + RIGHT] = right[:, taken].astype(self.dtype)
         return counts, inner
 
@@ -136,7 +136,7 @@ class Atomo(ValueStage):
     def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
         """Return the bytes of all directions."""
         ranks = {name: min(self.rank, *as_matrix(shape)) for name, shape in shapes.items() if len(shape) > 1}
-        return sum(len(varint(each)) for each in ranks.values()) + rest.max_bytes(_inner_shapes(shapes, ranks))
+        return sum(len(varint(rank)) for rank in ranks.values()) + rest.max_bytes(_inner_shapes(shapes, ranks))
 
 
 def _inner_shapes(shapes: Shapes, ranks: dict[str, int]) -> Shapes:

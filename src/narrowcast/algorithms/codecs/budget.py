@@ -53,7 +53,7 @@ def encode_within(
         encoded, after = codec.encode_with_state(tensors, key, state)
         return (encoded, after) if encoded.wire_bits() <= budget_bits else None
     # An estimate of the bits that twice the levels add, until two sizes are known.
-    bits_per_doubling = sum(np.size(each) for each in tensors.values()) / 2 + 1
+    bits_per_doubling = sum(np.size(values) for values in tensors.values()) / 2 + 1
     fits, beyond = _levels_below(codec), _levels_above(codec, finest)
     best, spare, excess, guess, tries = None, None, None, codec.levels, 0
     while beyond - fits > 1 + fits // _CLOSE:

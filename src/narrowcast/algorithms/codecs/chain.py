@@ -325,8 +325,8 @@ def check_order(stages: Sequence[Stage]) -> None:
     for before, after in pairwise(stages):
         if before.gives != after.takes:
             raise ValueError(f'"{before.kind}" gives {before.gives}, but "{after.kind}" after it takes {after.takes}')
-    for place, stage in enumerate(stages):
-        if stage.kind == "error_feedback" and place:
+    for index, stage in enumerate(stages):
+        if stage.kind == "error_feedback" and index:
             raise ValueError('"error_feedback" must come first, where its memory has the rows of the update')
     kinds = [stage.kind for stage in stages]
     if len(set(kinds)) < len(kinds):
@@ -410,8 +410,8 @@ def flatten(tensors: Tensors) -> NDArray[Any]:
 
 def unflatten(values: NDArray[Any], shapes: Shapes) -> Tensors:
     """Return tensors of these shapes from the values [n, or more]."""
-    parts, place = Tensors(), 0
+    parts, start = Tensors(), 0
     for name, shape in shapes.items():
-        parts[name] = values[place : place + prod(shape)].reshape(shape)
-        place += prod(shape)
+        parts[name] = values[start : start + prod(shape)].reshape(shape)
+        start += prod(shape)
     return parts

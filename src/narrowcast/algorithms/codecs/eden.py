@@ -127,9 +127,9 @@ def _signs(count: int, index: int, key: int) -> Words:
 
 @compiled()
 def _flip(rows: NDArray[Any], signs: Words) -> None:
-    for place in range(len(rows)):
-        minus = (signs[place >> 6] >> np.uint64(place & 63)) & np.uint64(1)
-        rows[place] *= np.float32(1) - np.float32(2) * np.float32(minus)
+    for column in range(len(rows)):
+        minus = (signs[column >> 6] >> np.uint64(column & 63)) & np.uint64(1)
+        rows[column] *= np.float32(1) - np.float32(2) * np.float32(minus)
 
 
 def _transform(rows: NDArray[Any]) -> None:
@@ -146,20 +146,20 @@ def _hadamard(rows: NDArray[Any], scale: Any) -> None:
         half = 1
         while 2 * half < length:
             for start in range(0, length, 4 * half):
-                for place in range(start, start + half):
-                    first, second = values[place], values[place + half]
-                    third, fourth = values[place + 2 * half], values[place + 3 * half]
+                for index in range(start, start + half):
+                    first, second = values[index], values[index + half]
+                    third, fourth = values[index + 2 * half], values[index + 3 * half]
                     low, high = first + second, third + fourth
-                    values[place], values[place + 2 * half] = low + high, low - high
+                    values[index], values[index + 2 * half] = low + high, low - high
                     low, high = first - second, third - fourth
-                    values[place + half], values[place + 3 * half] = low + high, low - high
+                    values[index + half], values[index + 3 * half] = low + high, low - high
             half *= 4
         if half < length:
-            for place in range(half):
-                first, second = values[place], values[place + half]
-                values[place], values[place + half] = first + second, first - second
-        for place in range(length):
-            values[place] *= scale
+            for index in range(half):
+                first, second = values[index], values[index + half]
+                values[index], values[index + half] = first + second, first - second
+        for index in range(length):
+            values[index] *= scale
 
 
 MOST_CENTROIDS = 256
@@ -239,20 +239,20 @@ def _nearest(rows: FloatArray, units: FloatArray, edges: FloatArray) -> IntArray
     symbols = np.zeros(rows.shape, dtype=np.int64)
     few = len(edges) < 16
     for row in range(len(rows)):
-        for place in range(rows.shape[1]):
-            value = rows[row, place] / units[row]
+        for column in range(rows.shape[1]):
+            value = rows[row, column] / units[row]
             if few:
                 for edge in edges:
-                    symbols[row, place] += value > edge
+                    symbols[row, column] += value > edge
             else:
-                symbols[row, place] = np.searchsorted(edges, value)
+                symbols[row, column] = np.searchsorted(edges, value)
     return symbols
 
 
 @cache
 def centroids(levels: int) -> FloatArray:
     """Return the Lloyd-Max centroids of the standard normal, ascending and symmetric, computed by Newton's method."""
-    points = np.array([sqrt(3) * NormalDist().inv_cdf((place + 0.5) / levels) for place in range(levels)])
+    points = np.array([sqrt(3) * NormalDist().inv_cdf((index + 0.5) / levels) for index in range(levels)])
     for _ in range(50):
         edges = (points[1:] + points[:-1]) / 2
         mass, density = _cells(edges)
@@ -279,13 +279,13 @@ def _solve_tridiagonal(below: FloatArray, diagonal: FloatArray, above: FloatArra
     number of levels, and both sides need the same centroids.
     """
     pivots, values = diagonal.tolist(), right.tolist()
-    for place in range(1, len(pivots)):
-        factor = below[place - 1] / pivots[place - 1]
-        pivots[place] -= factor * above[place - 1]
-        values[place] -= factor * values[place - 1]
+    for index in range(1, len(pivots)):
+        factor = below[index - 1] / pivots[index - 1]
+        pivots[index] -= factor * above[index - 1]
+        values[index] -= factor * values[index - 1]
     values[-1] /= pivots[-1]
-    for place in range(len(pivots) - 2, -1, -1):
-        values[place] = (values[place] - above[place] * values[place + 1]) / pivots[place]
+    for index in range(len(pivots) - 2, -1, -1):
+        values[index] = (values[index] - above[index] * values[index + 1]) / pivots[index]
     return np.array(values)
 
 

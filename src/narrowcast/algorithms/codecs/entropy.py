@@ -78,14 +78,14 @@ class AnsDecoder:
 def bounds_of(weights: IntArray) -> IntArray:
     """Return the bounds of symbols with these weights [n], all positive: each has 1 and its share of the rest."""
     share, total = weights / weights.sum(), 0.0
-    for each in share:
-        total += each
+    for probability in share:
+        total += probability
     scale = np.float64((1 << _PRECISION) - len(share)) / total
     bounds = np.empty(len(share) + 1, dtype=np.int64)
     below = 0.0
-    for symbol, each in enumerate(share):
+    for symbol, probability in enumerate(share):
         bounds[symbol] = np.int64(below * scale) + symbol
-        below += each
+        below += probability
     bounds[-1] = 1 << _PRECISION
     return bounds
 
@@ -95,8 +95,8 @@ def _push(symbols: IntArray, low: int, bounds: IntArray, state: np.uint64) -> tu
     """Return the words that leave the state while symbols are pushed, and the state after them."""
     words = np.empty(len(symbols), dtype=np.uint32)
     used = 0
-    for place in range(len(symbols) - 1, -1, -1):
-        symbol = symbols[place] - low
+    for index in range(len(symbols) - 1, -1, -1):
+        symbol = symbols[index] - low
         start = np.uint64(bounds[symbol])
         width = np.uint64(bounds[symbol + 1]) - start
         if (state >> _40) >= width:
@@ -121,7 +121,7 @@ def _pop(
             symbol += 1
         table[part] = symbol
     table[-1] = len(bounds) - 2
-    for place in range(len(symbols)):
+    for index in range(len(symbols)):
         quantile = state & (_WHOLE - np.uint64(1))
         first, last = table[quantile >> shift], table[(quantile >> shift) + np.uint64(1)]
         while first < last:
@@ -135,7 +135,7 @@ def _pop(
         if used and not state >> _32:
             used -= 1
             state = (state << _32) | np.uint64(words[used])
-        symbols[place] = first + low
+        symbols[index] = first + low
     return used, state
 
 
@@ -190,9 +190,9 @@ class Entropy(SymbolStage):
             )
         if any(len(model.codes) > 1 for model in models):
             coder = _read_coder(reader, sum(packed_bytes(count, alphabet) for count in counts))
-            for place, (count, model) in enumerate(zip(counts, models, strict=True)):
+            for index, (count, model) in enumerate(zip(counts, models, strict=True)):
                 if len(model.codes) > 1 and count:
-                    streams[place] = coder.pop(count, model.low, model.bounds())
+                    streams[index] = coder.pop(count, model.low, model.bounds())
             if not coder.is_empty():
                 raise PayloadError("the payload has more coded symbols than the tensors have values")
         return streams
@@ -277,9 +277,9 @@ def _candidates(counts: IntArray, low: int, alphabet: int) -> list[_SymbolModel]
 def _to_codes(weights: FloatArray) -> IntArray:
     """Return -log2 of the weights over the largest, in eighths of a bit; absent symbols get the last code."""
     codes, largest = np.empty(len(weights), dtype=np.int64), weights.max()
-    for place, weight in enumerate(weights):
+    for index, weight in enumerate(weights):
         share = max(weight / largest, 2.0**-40)
-        codes[place] = min(int(np.rint(-_PER_BIT * np.log2(share))), _CODES - 1)
+        codes[index] = min(int(np.rint(-_PER_BIT * np.log2(share))), _CODES - 1)
     return codes
 
 
@@ -288,9 +288,9 @@ def _coded_bits(counts: IntArray, codes: IntArray) -> float:
     """Return the bits of `counts` symbols coded with their codes."""
     weights = _WEIGHTS[codes].astype(np.float64)
     bits = counts.sum() * np.log2(weights.sum())
-    for place, count in enumerate(counts):
+    for index, count in enumerate(counts):
         if count:
-            bits -= count * np.log2(weights[place])
+            bits -= count * np.log2(weights[index])
     return float(bits)
 
 
@@ -299,9 +299,9 @@ def _means(counts: IntArray, knots: IntArray) -> FloatArray:
     """Return the mean count of the symbols nearest to each knot."""
     means = np.empty(len(knots))
     start = 0
-    for place in range(len(knots)):
-        stop = (knots[place] + knots[place + 1] + 1) // 2 if place + 1 < len(knots) else len(counts)
-        means[place] = (counts[start:stop].sum() + 0.5) / (stop - start)
+    for index in range(len(knots)):
+        stop = (knots[index] + knots[index + 1] + 1) // 2 if index + 1 < len(knots) else len(counts)
+        means[index] = (counts[start:stop].sum() + 0.5) / (stop - start)
         start = stop
     return means
 
@@ -311,10 +311,10 @@ def _between(knots: IntArray, codes: IntArray, count: int) -> IntArray:
     """Return the codes of all symbols, interpolated linearly between the knots in integers."""
     between = np.empty(count, dtype=np.int64)
     between[0] = codes[0]
-    for place in range(1, len(knots)):
-        start, width, rise = knots[place - 1], knots[place] - knots[place - 1], codes[place] - codes[place - 1]
+    for index in range(1, len(knots)):
+        start, width, rise = knots[index - 1], knots[index] - knots[index - 1], codes[index] - codes[index - 1]
         for step in range(1, width + 1):
-            between[start + step] = codes[place - 1] + rise * step // width
+            between[start + step] = codes[index - 1] + rise * step // width
     return between
 
 
@@ -336,12 +336,12 @@ def _knots(low: int, count: int, alphabet: int) -> IntArray:
 
 
 @compiled()
-def _knots_among(places: IntArray, low: int, count: int) -> IntArray:
-    first, last = int(np.searchsorted(places, low + 1)), int(np.searchsorted(places, low + count - 1))
+def _knots_among(present: IntArray, low: int, count: int) -> IntArray:
+    first, last = int(np.searchsorted(present, low + 1)), int(np.searchsorted(present, low + count - 1))
     inner = max(last - first, 0)
     knots = np.zeros(inner + min(count, 2), dtype=np.int64)
-    for place in range(inner):
-        knots[place + 1] = places[first + place] - low
+    for index in range(inner):
+        knots[index + 1] = present[first + index] - low
     knots[-1] = count - 1
     return knots
 

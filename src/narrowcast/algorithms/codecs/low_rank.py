@@ -87,7 +87,7 @@ class Factored(Transform):
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the bytes of all factors in the order of the tensors; this stage adds none."""
         inner: Tensors = {}
-        kept = {each: values for each, values in state.items() if each.startswith(f"{self.kind}/")}
+        memory = {name: values for name, values in state.items() if name.startswith(f"{self.kind}/")}
         for name, values in tensors.items():
             rank = self.rank_for(values.shape)
             if not rank:
@@ -95,9 +95,9 @@ class Factored(Transform):
                 continue
             factors, learnt = self.factor(name, values.reshape(len(values), -1), rank, key, state)
             inner |= factors
-            kept |= learnt
+            memory |= learnt
         data, after = rest.write(inner, key, state)
-        return data, {**after, **kept}
+        return data, {**after, **memory}
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
         """Return the products of the factors."""
@@ -122,9 +122,9 @@ def start(name: str, columns: int, rank: int, key: int, state: Arrays) -> FloatA
     """Return [d, r] for the first iteration: the kept columns of `name`, and normal ones from the key for others."""
     drawn = generator(key, name).standard_normal((columns, rank))
     if name in state:
-        kept = np.asarray(state[name])[:, :rank]
-        warm = np.flatnonzero(kept.any(axis=0))
-        drawn[:, warm] = kept[:, warm]
+        stored = np.asarray(state[name])[:, :rank]
+        warm = np.flatnonzero(stored.any(axis=0))
+        drawn[:, warm] = stored[:, warm]
     return drawn
 
 
@@ -135,10 +135,10 @@ def kept_factors(name: str, right: NDArray[np.floating], state: Arrays) -> Array
     """
     if name not in state or not right.any():
         return {}
-    kept = np.array(state[name], dtype=np.float32)
-    shared = min(kept.shape[1], right.shape[1])
-    kept[:, :shared] = right[:, :shared]
-    return {name: kept}
+    stored = np.array(state[name], dtype=np.float32)
+    shared = min(stored.shape[1], right.shape[1])
+    stored[:, :shared] = right[:, :shared]
+    return {name: stored}
 
 
 _VALUES = "/singular_values"
@@ -182,13 +182,13 @@ class SVD(Factored):
             left, values, right = iterated_svd(matrix, first, self.iterations)
         else:
             left, values, right = truncated_svd(matrix, rank)
-        kept = kept_factors(_WARM + name, right.T * values, state)
+        memory = kept_factors(_WARM + name, right.T * values, state)
         if self.parts == "uv":
             left = left * values
         factors = {name + LEFT: left, name + RIGHT: right.T, name + _VALUES: values}
         rows, columns = matrix.shape
         sent = self.factor_shapes(name, rows, columns, rank)
-        return {each: factors[each].astype(matrix.dtype) for each in sent}, kept
+        return {part: factors[part].astype(matrix.dtype) for part in sent}, memory
 
     def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
         """Return zeros for every factored matrix if it starts warm, and the state of the rest."""

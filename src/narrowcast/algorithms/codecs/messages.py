@@ -429,8 +429,8 @@ class GridPayload:
 
     def to_bytes(self) -> bytes:
         """Return the header, which has the largest magnitude, the seed if there is one, and the coded integers."""
-        most = max((int(np.abs(each).max()) for each in self.points if each.size), default=0)
-        streams = [each.ravel().astype(np.int64) + most for each in self.points]
+        most = max((int(np.abs(points).max()) for points in self.points if points.size), default=0)
+        streams = [points.ravel().astype(np.int64) + most for points in self.points]
         header = MessageHeader(MessageKind.GRID_POINTS, (self.seed is not None) * HAS_SEED, columns=most)
         return header.to_bytes() + write_seed(self.seed) + Entropy().write_symbols(streams, 2 * most + 1)
 

@@ -64,7 +64,7 @@ class Quantise(Quantiser):
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the levels, all norms, and all symbols."""
         del state
-        word, norms, streams, place = stream(key, "rounding")[0], [], [], 0
+        word, norms, streams, start = stream(key, "rounding")[0], [], [], 0
         for values in tensors.values():
             run, count = self._groups(values.shape)
             flat = read_only(values.ravel(), np.float32)
@@ -76,12 +76,12 @@ class Quantise(Quantiser):
                     run,
                     self.levels,
                     word,
-                    np.uint64(place),
+                    np.uint64(start),
                     self.rounding == "nearest",
                 )
             )
             norms.append(self._norm_bytes(norm))
-            place += values.size
+            start += values.size
         symbols = rest.write_symbols(streams, 2 * self.levels + 1)
         return varint(self.levels) + b"".join(norms) + symbols, NO_STATE
 
@@ -92,7 +92,7 @@ class Quantise(Quantiser):
             raise PayloadError("the payload has no levels")
         norms = [self._read_norms(reader, self._groups(shape)[1]) for shape in shapes.values()]
         streams = rest.read_symbols(reader, [prod(shape) for shape in shapes.values()], 2 * levels + 1)
-        word, place, tensors = stream(key, "rounding")[0], 0, {}
+        word, start, tensors = stream(key, "rounding")[0], 0, {}
         for (name, shape), norm, symbols in zip(shapes.items(), norms, streams, strict=True):
             values = _dequantise(
                 read_only(symbols, np.int64),
@@ -100,11 +100,11 @@ class Quantise(Quantiser):
                 self._groups(shape)[0],
                 levels,
                 word,
-                np.uint64(place),
+                np.uint64(start),
                 self.rounding == "dithered",
             )
             tensors[name] = values.reshape(shape)
-            place += len(symbols)
+            start += len(symbols)
         return tensors
 
     def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
@@ -155,8 +155,8 @@ def _upper_norms(values: NDArray[np.float32], run: int, count: int, euclidean: b
             continue
         for group in range(min(count, -(-(len(values) - first) // run))):
             total, start = exact[group], first + group * run
-            for place in range(start, min(start + run, len(values))):
-                value = np.abs(np.float64(values[place]))
+            for index in range(start, min(start + run, len(values))):
+                value = np.abs(np.float64(values[index]))
                 total = total + value * value if euclidean else np.maximum(total, value)
             exact[group] = total
     if euclidean:
@@ -172,9 +172,9 @@ def _upper_norms(values: NDArray[np.float32], run: int, count: int, euclidean: b
 
 
 @compiled(inline=True)
-def _uniform(word: np.uint64, place: np.uint64) -> float:
-    """Return a value uniform on [0, 1), from word `place` of the stream as in `seeds.uniform_bits`."""
-    mixed = word + (place + np.uint64(1)) * _GOLDEN
+def _uniform(word: np.uint64, index: np.uint64) -> float:
+    """Return a value uniform on [0, 1), from word `index` of the stream as in `seeds.uniform_bits`."""
+    mixed = word + (index + np.uint64(1)) * _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
     mixed = mixed ^ (mixed >> np.uint64(31))
@@ -196,15 +196,15 @@ def _quantise(
     if run == 1:  # as below, in an order in which the loop becomes vector code
         for start in range(0, len(values), max(len(norms), 1)):
             for group in range(min(len(norms), len(values) - start)):
-                place = start + group
-                random = 0.5 if nearest else _uniform(word, first + np.uint64(place))
-                symbols[place] = _symbol(values[place], norms[group], levels, random)
+                index = start + group
+                random = 0.5 if nearest else _uniform(word, first + np.uint64(index))
+                symbols[index] = _symbol(values[index], norms[group], levels, random)
         return symbols
     for start in range(0, len(values), run):
         norm = norms[start // run % len(norms)]
-        for place in range(start, min(start + run, len(values))):
-            random = 0.5 if nearest else _uniform(word, first + np.uint64(place))
-            symbols[place] = _symbol(values[place], norm, levels, random)
+        for index in range(start, min(start + run, len(values))):
+            random = 0.5 if nearest else _uniform(word, first + np.uint64(index))
+            symbols[index] = _symbol(values[index], norm, levels, random)
     return symbols
 
 
@@ -228,19 +228,19 @@ def _dequantise(
     if run == 1:
         for start in range(0, len(symbols), max(len(norms), 1)):
             for group in range(min(len(norms), len(symbols) - start)):
-                place = start + group
-                level = np.float64(symbols[place] - levels)
+                index = start + group
+                level = np.float64(symbols[index] - levels)
                 if dithered:
-                    level += 0.5 - _uniform(word, first + np.uint64(place))
-                values[place] = np.float32(norms[group] * (level / levels))
+                    level += 0.5 - _uniform(word, first + np.uint64(index))
+                values[index] = np.float32(norms[group] * (level / levels))
         return values
     for start in range(0, len(symbols), run):
         norm = norms[start // run % len(norms)]
-        for place in range(start, min(start + run, len(symbols))):
-            level = np.float64(symbols[place] - levels)
+        for index in range(start, min(start + run, len(symbols))):
+            level = np.float64(symbols[index] - levels)
             if dithered:
-                level += 0.5 - _uniform(word, first + np.uint64(place))
-            values[place] = np.float32(norm * (level / levels))
+                level += 0.5 - _uniform(word, first + np.uint64(index))
+            values[index] = np.float32(norm * (level / levels))
     return values
 
 

@@ -79,34 +79,34 @@ class TopK(Transform):
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the indices, then the values."""
         flat = flatten(tensors)
-        places = _largest(flat, self.kept(len(flat)))
-        data, after = rest.write({VALUES: flat[places]}, key, state)
-        return write_indices(places, len(flat), self.indices) + data, after
+        indices = _largest(flat, self.kept(len(flat)))
+        data, after = rest.write({VALUES: flat[indices]}, key, state)
+        return write_indices(indices, len(flat), self.indices) + data, after
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
         """Return the kept values at their indices, zeros elsewhere."""
         size = n_values(shapes)
-        places = read_indices(reader, self.kept(size), size, self.indices)
+        indices = read_indices(reader, self.kept(size), size, self.indices)
         flat = np.zeros(size, dtype=rest.dtype)
-        flat[places] = rest.read(reader, self.inner_shapes(shapes), key)[VALUES]
+        flat[indices] = rest.read(reader, self.inner_shapes(shapes), key)[VALUES]
         return unflatten(flat, shapes)
 
 
 def _largest(flat: NDArray[Any], count: int) -> IntArray:
     """Return the indices of the `count` values of largest magnitude, ascending; zeros are considered only if needed."""
-    places = np.flatnonzero(flat != 0)
-    if len(places) <= count:
-        zeros = np.flatnonzero(flat == 0)[: count - len(places)]
-        return np.sort(np.concatenate([places, zeros]))
+    nonzero = np.flatnonzero(flat != 0)
+    if len(nonzero) <= count:
+        zeros = np.flatnonzero(flat == 0)[: count - len(nonzero)]
+        return np.sort(np.concatenate([nonzero, zeros]))
     if not count:
-        return places[:0]
-    sizes = np.abs(flat[places])
+        return nonzero[:0]
+    sizes = np.abs(flat[nonzero])
     smallest = np.partition(sizes, -count)[-count]
-    kept = np.flatnonzero(sizes >= smallest)
-    if len(kept) > count:
-        ties = np.flatnonzero(sizes[kept] == smallest)
-        kept = np.delete(kept, ties[count - len(kept) :])
-    return places[kept]
+    candidates = np.flatnonzero(sizes >= smallest)
+    if len(candidates) > count:
+        ties = np.flatnonzero(sizes[candidates] == smallest)
+        candidates = np.delete(candidates, ties[count - len(candidates) :])
+    return nonzero[candidates]
 
 
 DRAWN = "drawn"
@@ -137,24 +137,24 @@ class RandomK(Transform):
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the bytes of the rest of the chain; the places add none."""
         values = flatten(tensors)
-        kept = share_of(self.fraction, len(values))
-        return rest.write({DRAWN: values[_places(len(values), kept, key)]}, key, state)
+        size = share_of(self.fraction, len(values))
+        return rest.write({DRAWN: values[_random_indices(len(values), size, key)]}, key, state)
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
         """Return the kept values, scaled, at their places, and zeros elsewhere."""
         drawn = rest.read(reader, self.inner_shapes(shapes), key)[DRAWN]
         values = np.zeros(n_values(shapes), dtype=rest.dtype)
         scale = len(values) / len(drawn) if self.scale == "unbiased" and len(drawn) else 1.0
-        values[_places(len(values), len(drawn), key)] = drawn * rest.dtype.type(scale)
+        values[_random_indices(len(values), len(drawn), key)] = drawn * rest.dtype.type(scale)
         return unflatten(values, shapes)
 
 
-def _places(count: int, kept: int, key: int) -> IntArray:
-    """Return `kept` of 0..count-1, ascending: those with the least words of the stream, all distinct."""
-    if kept == count:
+def _random_indices(count: int, size: int, key: int) -> IntArray:
+    """Return `size` of 0..count-1, ascending: those with the least words of the stream, all distinct."""
+    if size == count:
         return np.arange(count)
     words = uniform_bits(stream(key, "places"), np.arange(count))
-    return np.sort(np.argpartition(words, kept)[:kept])
+    return np.sort(np.argpartition(words, size)[:size])
 
 
 MEMORY = "memory/"
@@ -220,15 +220,15 @@ def with_memory_of_rows(state: Arrays, rows: IntArray, part: Arrays) -> Arrays:
 
 def nonzero_rows(matrix: NDArray[np.floating]) -> BoolArray:
     """Return whether each row of a matrix [m, d] has an entry that is not zero, [m]; NaN is not zero."""
-    found = np.empty(len(matrix), dtype=np.bool_)
-    _mark(read_only(matrix, matrix.dtype), found)
-    return found
+    nonzero = np.empty(len(matrix), dtype=np.bool_)
+    _mark(read_only(matrix, matrix.dtype), nonzero)
+    return nonzero
 
 
 @compiled()
-def _mark(matrix: NDArray[np.floating], found: BoolArray) -> None:
+def _mark(matrix: NDArray[np.floating], nonzero: BoolArray) -> None:
     for row in range(len(matrix)):
         column = 0
         while column < matrix.shape[1] and matrix[row, column] == 0:
             column += 1
-        found[row] = column < matrix.shape[1]
+        nonzero[row] = column < matrix.shape[1]

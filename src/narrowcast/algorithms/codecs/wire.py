@@ -60,11 +60,11 @@ class Reader:
     def varint(self, highest: int) -> int:
         """Return an integer of 0 to `highest`, stored in groups of seven bits, least significant first."""
         value = 0
-        for place in range(_VARINT_BYTES):
+        for position in range(_VARINT_BYTES):
             byte = self.take(1)[0]
-            value |= (byte & 0x7F) << 7 * place
+            value |= (byte & 0x7F) << 7 * position
             if byte < 0x80:
-                if value > highest or (place and not byte):
+                if value > highest or (position and not byte):
                     raise PayloadError(f"the payload has a count of {value} where 0 to {highest} is allowed")
                 return value
         raise PayloadError("the payload has a count that does not end")
@@ -170,27 +170,27 @@ _WORD_BITS = 64
 
 def packed_bytes(count: int, alphabet: int) -> int:
     """Return the bytes of `count` packed symbols of 0..alphabet-1, for an alphabet of up to 2^32."""
-    each, width = _group(alphabet)
-    groups, rest = divmod(count, each)
+    per_group, width = _group(alphabet)
+    groups, rest = divmod(count, per_group)
     return (groups * width + _bits_for(alphabet, rest) + 7) // 8
 
 
 def pack(symbols: IntArray, alphabet: int) -> bytes:
     """Return the symbols [n], each of 0..alphabet-1, as `packed_bytes(n, alphabet)` bytes."""
-    each, width = _group(alphabet)
-    tail = _bits_for(alphabet, len(symbols) % each)
+    per_group, width = _group(alphabet)
+    tail = _bits_for(alphabet, len(symbols) % per_group)
     size = packed_bytes(len(symbols), alphabet)
-    packed: NDArray[np.uint8] = _pack(read_only(symbols, np.int64), np.uint64(alphabet), each, width, tail, size)
+    packed: NDArray[np.uint8] = _pack(read_only(symbols, np.int64), np.uint64(alphabet), per_group, width, tail, size)
     return packed.tobytes()
 
 
 def unpack(reader: Reader, count: int, alphabet: int) -> IntArray:
     """Return the `count` symbols that `pack` packed; raise `PayloadError` if the bytes are malformed."""
-    each, width = _group(alphabet)
+    per_group, width = _group(alphabet)
     data = np.frombuffer(reader.take(packed_bytes(count, alphabet)), dtype=np.uint8)
     symbols = np.empty(count, dtype=np.int64)
-    tail = _bits_for(alphabet, count % each)
-    clean, known = _unpack(read_only(data, np.uint8), np.uint64(alphabet), each, width, tail, symbols)
+    tail = _bits_for(alphabet, count % per_group)
+    clean, known = _unpack(read_only(data, np.uint8), np.uint64(alphabet), per_group, width, tail, symbols)
     if not clean:
         raise PayloadError("the payload has bits after its last symbol")
     if not known:
@@ -216,55 +216,57 @@ def _bits_for(alphabet: int, symbols: int) -> int:
 
 
 @compiled()
-def _pack(symbols: IntArray, alphabet: np.uint64, each: int, width: int, tail: int, size: int) -> NDArray[np.uint8]:
-    """Return groups of `each` symbols as numbers of `width` bits, the first symbol and the lowest bit first.
+def _pack(
+    symbols: IntArray, alphabet: np.uint64, per_group: int, width: int, tail: int, size: int
+) -> NDArray[np.uint8]:
+    """Return groups of `per_group` symbols as numbers of `width` bits, the first symbol and the lowest bit first.
 
     The last group, if it has fewer symbols, takes `tail` bits.
     """
     packed = np.zeros(size, dtype=np.uint8)
-    place = 0
-    for start in range(0, len(symbols), each):
-        stop = min(start + each, len(symbols))
+    bit = 0
+    for start in range(0, len(symbols), per_group):
+        stop = min(start + per_group, len(symbols))
         word = np.uint64(0)
         for index in range(stop - 1, start - 1, -1):
             word = word * alphabet + np.uint64(symbols[index])
-        left = width if stop - start == each else tail
+        left = width if stop - start == per_group else tail
         while left > 0:
-            taken = min(8 - (place & 7), left)
+            taken = min(8 - (bit & 7), left)
             low = word & np.uint64((1 << taken) - 1)
-            packed[place >> 3] |= np.uint8(low << np.uint64(place & 7))
+            packed[bit >> 3] |= np.uint8(low << np.uint64(bit & 7))
             word >>= np.uint64(taken)
-            place += taken
+            bit += taken
             left -= taken
     return packed
 
 
 @compiled()
 def _unpack(
-    data: NDArray[np.uint8], alphabet: np.uint64, each: int, width: int, tail: int, symbols: IntArray
+    data: NDArray[np.uint8], alphabet: np.uint64, per_group: int, width: int, tail: int, symbols: IntArray
 ) -> tuple[bool, bool]:
     """Write the symbols of `_pack`; return whether no bit is left over, and whether every number is of symbols."""
-    place, known = 0, True
+    bit, known = 0, True
     power = alphabet & (alphabet - np.uint64(1)) == 0
     shift = np.uint64(0)
     while power and (alphabet >> shift) > 1:
         shift += np.uint64(1)
-    for start in range(0, len(symbols), each):
-        stop = min(start + each, len(symbols))
-        left = width if stop - start == each else tail
+    for start in range(0, len(symbols), per_group):
+        stop = min(start + per_group, len(symbols))
+        left = width if stop - start == per_group else tail
         word, filled = np.uint64(0), 0
         while filled < left:
-            taken = min(8 - (place & 7), left - filled)
-            low = (np.uint64(data[place >> 3]) >> np.uint64(place & 7)) & np.uint64((1 << taken) - 1)
+            taken = min(8 - (bit & 7), left - filled)
+            low = (np.uint64(data[bit >> 3]) >> np.uint64(bit & 7)) & np.uint64((1 << taken) - 1)
             word |= low << np.uint64(filled)
-            place += taken
+            bit += taken
             filled += taken
         for index in range(start, stop):
             rest = word >> shift if power else word // alphabet
             symbols[index] = np.int64(word - rest * alphabet)
             word = rest
         known &= word == 0
-    return not (place & 7 and data[place >> 3] >> np.uint8(place & 7)), known
+    return not (bit & 7 and data[bit >> 3] >> np.uint8(bit & 7)), known
 
 
 IndexLayout = Annotated[
@@ -278,133 +280,133 @@ IndexLayout = Annotated[
 _LIST, _BITMAP, _GAPS = range(3)
 
 
-def write_indices(places: IntArray, count: int, layout: IndexLayout) -> bytes:
-    """Return the bytes of the ascending indices `places` [k] out of 0..count-1."""
+def write_indices(indices: IntArray, count: int, layout: IndexLayout) -> bytes:
+    """Return the bytes of the ascending indices `indices` [k] out of 0..count-1."""
     if layout == "int32":
-        return places.astype("<u4").tobytes()
-    shift = _shift(len(places), count)
-    unary = int(_unary_bits(read_only(places, np.int64), shift))
+        return indices.astype("<u4").tobytes()
+    shift = _shift(len(indices), count)
+    unary = int(_unary_bits(read_only(indices, np.int64), shift))
     forms = [
-        (packed_bytes(len(places), max(count, 1)), _LIST),
+        (packed_bytes(len(indices), max(count, 1)), _LIST),
         (-(-count // 8), _BITMAP),
-        (-(-unary // 8) + packed_bytes(len(places), 1 << shift), _GAPS),
+        (-(-unary // 8) + packed_bytes(len(indices), 1 << shift), _GAPS),
     ]
     _, form = min(forms)
     if form == _LIST:
-        body = pack(places, max(count, 1))
+        body = pack(indices, max(count, 1))
     elif form == _BITMAP:
         marked = np.zeros(count, dtype=bool)
-        marked[places] = True
+        marked[indices] = True
         body = np.packbits(marked, bitorder="little").tobytes()
     else:
-        body = _write_gaps(places, shift, unary)
+        body = _write_gaps(indices, shift, unary)
     return bytes([form]) + body
 
 
-def read_indices(reader: Reader, kept: int, count: int, layout: IndexLayout) -> IntArray:
-    """Return the `kept` ascending indices out of 0..count-1 that `write_indices` wrote.
+def read_indices(reader: Reader, size: int, count: int, layout: IndexLayout) -> IntArray:
+    """Return the `size` ascending indices out of 0..count-1 that `write_indices` wrote.
 
     Raise `PayloadError` if malformed.
     """
     form = _LIST if layout == "int32" else reader.take(1)[0]
     if layout == "int32":
-        places = np.frombuffer(reader.take(4 * kept), dtype="<u4").astype(np.int64)
+        indices = np.frombuffer(reader.take(4 * size), dtype="<u4").astype(np.int64)
     elif form == _LIST:
-        places = unpack(reader, kept, max(count, 1))
+        indices = unpack(reader, size, max(count, 1))
     elif form == _BITMAP:
         bits = np.unpackbits(np.frombuffer(reader.take(-(-count // 8)), dtype=np.uint8), bitorder="little")
-        places = np.flatnonzero(bits)
+        indices = np.flatnonzero(bits)
     elif form == _GAPS:
-        places = _read_gaps(reader, kept, count)
+        indices = _read_gaps(reader, size, count)
     else:
         raise PayloadError(f"the payload has indices of unknown form {form}")
-    if len(places) != kept or not _ascending(read_only(places, np.int64), count):
-        raise PayloadError(f"the payload must list {kept} of {count} indices, each once and in order")
-    return places
+    if len(indices) != size or not _ascending(read_only(indices, np.int64), count):
+        raise PayloadError(f"the payload must list {size} of {count} indices, each once and in order")
+    return indices
 
 
-def max_index_bytes(kept: int, count: int, layout: IndexLayout) -> int:
-    """Return the largest number of bytes of `kept` indices."""
-    return 4 * kept if layout == "int32" else 1 + min(packed_bytes(kept, max(count, 1)), -(-count // 8))
+def max_index_bytes(size: int, count: int, layout: IndexLayout) -> int:
+    """Return the largest number of bytes of `size` indices."""
+    return 4 * size if layout == "int32" else 1 + min(packed_bytes(size, max(count, 1)), -(-count // 8))
 
 
-def _shift(kept: int, count: int) -> int:
+def _shift(size: int, count: int) -> int:
     """Return Rice's parameter, known to both sides: log2 of ln(2) times the mean gap, rounded (Golomb, 1966)."""
-    return max(0, round(log2(max(0.6931 * count / max(kept, 1), 1.0))))
+    return max(0, round(log2(max(0.6931 * count / max(size, 1), 1.0))))
 
 
-def _write_gaps(places: IntArray, shift: int, unary: int) -> bytes:
+def _write_gaps(indices: IntArray, shift: int, unary: int) -> bytes:
     """Return each gap's quotient in unary (a one after that many zeros), then all remainders of `shift` bits."""
-    quotients, remainders = _split_gaps(read_only(places, np.int64), shift, unary)
+    quotients, remainders = _split_gaps(read_only(indices, np.int64), shift, unary)
     return bytes(quotients) + pack(remainders, 1 << shift)
 
 
-def _read_gaps(reader: Reader, kept: int, count: int) -> IntArray:
-    shift = _shift(kept, count)
-    longest = -(-((count >> shift) + kept) // 8)
+def _read_gaps(reader: Reader, size: int, count: int) -> IntArray:
+    shift = _shift(size, count)
+    longest = -(-((count >> shift) + size) // 8)
     data = np.frombuffer(reader.peek(longest), dtype=np.uint8)
-    quotients = np.empty(kept, dtype=np.int64)
-    found, unary = _find_quotients(read_only(data, np.uint8), quotients)
-    if found < kept:
-        raise PayloadError(f"the payload has gaps to {found} of {kept} indices")
+    quotients = np.empty(size, dtype=np.int64)
+    n_read, unary = _find_quotients(read_only(data, np.uint8), quotients)
+    if n_read < size:
+        raise PayloadError(f"the payload has gaps to {n_read} of {size} indices")
     used = reader.take(-(-unary // 8))
-    if kept and used[-1] >> ((unary - 1) % 8 + 1):
+    if size and used[-1] >> ((unary - 1) % 8 + 1):
         raise PayloadError("the payload has gaps to more indices than are kept")
-    places: IntArray = _join_gaps(quotients, unpack(reader, kept, 1 << shift), shift)
-    return places
+    indices: IntArray = _join_gaps(quotients, unpack(reader, size, 1 << shift), shift)
+    return indices
 
 
 @compiled()
-def _unary_bits(places: IntArray, shift: int) -> int:
+def _unary_bits(indices: IntArray, shift: int) -> int:
     """Return the bits of all gaps' quotients in unary."""
     before, bits = -1, 0
-    for place in places:
-        bits += ((place - before - 1) >> shift) + 1
-        before = place
+    for index in indices:
+        bits += ((index - before - 1) >> shift) + 1
+        before = index
     return bits
 
 
 @compiled()
-def _split_gaps(places: IntArray, shift: int, unary: int) -> tuple[NDArray[np.uint8], IntArray]:
+def _split_gaps(indices: IntArray, shift: int, unary: int) -> tuple[NDArray[np.uint8], IntArray]:
     """Return the gaps' quotients in `unary` bits, lowest bit of a byte first, and their remainders [k]."""
-    quotients, remainders = np.zeros((unary + 7) // 8, dtype=np.uint8), np.empty(len(places), dtype=np.int64)
+    quotients, remainders = np.zeros((unary + 7) // 8, dtype=np.uint8), np.empty(len(indices), dtype=np.int64)
     before, bit = -1, -1
-    for index, place in enumerate(places):
-        gap = place - before - 1
+    for index, selected in enumerate(indices):
+        gap = selected - before - 1
         bit += (gap >> shift) + 1
         quotients[bit >> 3] |= np.uint8(1 << (bit & 7))
         remainders[index] = gap & ((1 << shift) - 1)
-        before = place
+        before = selected
     return quotients, remainders
 
 
 @compiled()
 def _find_quotients(data: NDArray[np.uint8], quotients: IntArray) -> tuple[int, int]:
     """Write the numbers of zeros before each one of the bits; return how many ones were found, and the bits read."""
-    found, before = 0, -1
+    n_read, before = 0, -1
     for bit in range(8 * len(data)):
-        if found == len(quotients):
+        if n_read == len(quotients):
             break
         if data[bit >> 3] >> np.uint8(bit & 7) & 1:
-            quotients[found] = bit - before - 1
-            found, before = found + 1, bit
-    return found, before + 1
+            quotients[n_read] = bit - before - 1
+            n_read, before = n_read + 1, bit
+    return n_read, before + 1
 
 
 @compiled()
 def _join_gaps(quotients: IntArray, remainders: IntArray, shift: int) -> IntArray:
-    places = np.empty(len(quotients), dtype=np.int64)
+    indices = np.empty(len(quotients), dtype=np.int64)
     before = -1
     for index in range(len(quotients)):
         before += (quotients[index] << shift) + remainders[index] + 1
-        places[index] = before
-    return places
+        indices[index] = before
+    return indices
 
 
 @compiled()
-def _ascending(places: IntArray, count: int) -> bool:
+def _ascending(indices: IntArray, count: int) -> bool:
     """Return whether the indices ascend and are below `count`."""
-    for index in range(1, len(places)):
-        if places[index] <= places[index - 1]:
+    for index in range(1, len(indices)):
+        if indices[index] <= indices[index - 1]:
             return False
-    return len(places) == 0 or places[-1] < count
+    return len(indices) == 0 or indices[-1] < count

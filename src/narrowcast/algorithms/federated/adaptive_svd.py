@@ -84,8 +84,8 @@ def with_rows(update: RowUpdate, choice: RowChoice, number: int, key: int) -> Ro
         order: IntArray = np.argsort(-np.square(update.values).sum(axis=1), kind="stable")
     else:
         order = generator(key, "rows").permutation(len(update.rows))
-    kept = np.sort(order[:number])
-    return replace(update, rows=update.rows[kept], values=update.values[kept])
+    chosen = np.sort(order[:number])
+    return replace(update, rows=update.rows[chosen], values=update.values[chosen])
 
 
 DEFAULT_CODEC: tuple[Stage, ...] = (

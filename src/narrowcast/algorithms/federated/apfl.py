@@ -54,16 +54,16 @@ class MixedStep:
         del own, step
         descent = gradient(values, 0)
         mixed = self._mixed(values, slots)
-        for name, each in descent.items():
-            values[name].sub_(each, alpha=rate)
+        for name, direction in descent.items():
+            values[name].sub_(direction, alpha=rate)
         if self.after:
             mixed = self._mixed(values, slots)
-        for name, each in gradient(mixed, 0).items():
-            slots[name].sub_(each, alpha=rate * self.alpha)
+        for name, direction in gradient(mixed, 0).items():
+            slots[name].sub_(direction, alpha=rate * self.alpha)
 
     def _mixed(self, values: Mapping[str, Any], slots: Mapping[str, Any]) -> dict[str, Any]:
         """Return alpha v + (1 - alpha) y."""
-        return {name: self.alpha * slots[name] + (1 - self.alpha) * each for name, each in values.items()}
+        return {name: self.alpha * slots[name] + (1 - self.alpha) * shared for name, shared in values.items()}
 
 
 class APFL(Averaging):
@@ -100,8 +100,8 @@ class APFL(Averaging):
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters, v_u, and the codec's state."""
-        own = zeros_of_clients(self.parameters(task), task.data.n_clients)
-        return {**super().init_clients(task), **_OWN.add(own)}
+        personal = zeros_of_clients(self.parameters(task), task.data.n_clients)
+        return {**super().init_clients(task), **_OWN.add(personal)}
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
         """Return the steps of y and v; with alpha = 0 plain SGD, since v is not used."""
@@ -112,18 +112,18 @@ class APFL(Averaging):
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x as FedAvg does, and keep v_u unless it left the finite numbers."""
         result = super().upload(broadcast, chunk, task, updates)
-        start, kept = task.initial_parameters(), {}
+        start, personal = task.initial_parameters(), {}
         for name, values in updates.slots.items():
             finite = np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1))
             before = np.asarray(chunk.state[_OWN.name(name)])
-            kept[name] = of_clients(finite, np.asarray(values) - start[name], before)
-        return replace(result, state={**result.state, **_OWN.add(kept)})
+            personal[name] = of_clients(finite, np.asarray(values) - start[name], before)
+        return replace(result, state={**result.state, **_OWN.add(personal)})
 
     def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
         """Return alpha v_u + (1 - alpha) x, [C, ...]."""
-        own, model = self._own(chunk, task), self.final(model_of(broadcast))
+        personal, model = self._own(chunk, task), self.final(model_of(broadcast))
         return {
-            name: (self.alpha * own[name] + (1 - self.alpha) * values).astype(values.dtype)
+            name: (self.alpha * personal[name] + (1 - self.alpha) * values).astype(values.dtype)
             for name, values in model.items()
         }
 

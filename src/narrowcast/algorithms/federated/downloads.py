@@ -157,11 +157,11 @@ class CodedDownload(Section):
         """Return the shift of each value's grid in a round, in steps, from -1/2 to 1/2."""
         if self.rounding == "nearest":
             return {name: np.zeros((), dtype=np.float32) for name in shapes}
-        key, place, shifts = stream_keys(seed, "download", round_index, np.zeros(1, dtype=np.int64)), 0, {}
+        key, first, shifts = stream_keys(seed, "download", round_index, np.zeros(1, dtype=np.int64)), 0, {}
         for name in sorted(shapes):
-            counters = np.arange(place, place + prod(shapes[name]))
+            counters = np.arange(first, first + prod(shapes[name]))
             shifts[name] = (uniform_unit(key, counters) - 0.5).astype(np.float32).reshape(shapes[name])
-            place += len(counters)
+            first += len(counters)
         return shifts
 
     def decoded_rows(
@@ -188,8 +188,8 @@ class CodedDownload(Section):
             return None
         samples = draw_samples(task, recipients.clients, recipients.round_index)
         payload, bits = broadcast.full, np.zeros_like(recipients.clients)
-        for place, client in enumerate(samples.order):
-            rows = samples.row_items[samples.row_starts[place] : samples.row_starts[place + 1]]
+        for index, client in enumerate(samples.order):
+            rows = samples.row_items[samples.row_starts[index] : samples.row_starts[index + 1]]
             if isinstance(payload, GridPayload):
                 bits[client] = GridPayload([payload.points[0][rows]], payload.seed).wire_bits()
             else:
@@ -270,9 +270,9 @@ def with_requests(download: CodedDownload | None, cohort: RowCohort, result: Chu
     if download is None or download.rows == "all":
         return result
     bits = np.array(result.ledger.uplink_bits)
-    for place in np.flatnonzero(bits == 0).tolist():
-        rows, n_items = cohort.samples.row_items[cohort.rows(place)], cohort.task.data.n_items
-        bits[place] = 8 * len(varint(len(rows)) + write_indices(rows, n_items, "smallest"))
+    for index in np.flatnonzero(bits == 0).tolist():
+        rows, n_items = cohort.samples.row_items[cohort.rows(index)], cohort.task.data.n_items
+        bits[index] = 8 * len(varint(len(rows)) + write_indices(rows, n_items, "smallest"))
     sent = np.where(cohort.chunk.affords(bits), bits + HEADER_BITS, 0)
     return replace(result, ledger=replace(result.ledger, uplink_bits=sent))
 

@@ -82,7 +82,7 @@ class FedDyn(Averaging):
         h = {name: _like(values, values - scale * sums.mean(name)) for name, values in h.items()}
         return {
             **moved,
-            **{name: _like(each, moved[name] - each / self.alpha) for name, each in h.items()},
+            **{name: _like(correction, moved[name] - correction / self.alpha) for name, correction in h.items()},
             **_H.add(h),
         }
 

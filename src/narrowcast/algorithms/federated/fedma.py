@@ -121,14 +121,16 @@ class Progress:
         before = self.layer - 1
         if not any(axis and axis.layer == before for axis in self.hidden.axes[name]):
             return values
-        places = [np.arange(count) for count in self.hidden.counts]
-        places[before] = self.units[before][client]
-        return self.hidden.resized(self.counts).put(name, values, tuple(places))
+        positions = [np.arange(count) for count in self.hidden.counts]
+        positions[before] = self.units[before][client]
+        return self.hidden.resized(self.counts).put(name, values, tuple(positions))
 
     def slice_of(self, model: Arrays, client: int) -> dict[str, NDArray[Any]]:
         """Return a client's units of the last whole model; the first ones if its own are not known."""
         known = all(units[client, 0] >= 0 for units in self.units)
-        units = tuple(each[client] if known else np.arange(each.shape[1]) for each in self.units)
+        units = tuple(
+            units_of_layer[client] if known else np.arange(units_of_layer.shape[1]) for units_of_layer in self.units
+        )
         return self.hidden.resized(self.hidden.counts_in(model)).take(model, units)
 
 
@@ -249,9 +251,9 @@ class FedMA(LocalThenUpload):
         if self._draws(progress):
             return dense_wire_bits(np.zeros(len(clients), dtype=np.int64), dtype)
         known = np.logical_and.reduce([units[clients, 0] >= 0 for units in progress.units])
-        own = progress.hidden.take(model, tuple(np.arange(count) for count in progress.hidden.counts))
-        head = sum(own[name].size for name in progress.hidden.outputs)
-        values = np.where(known & follows & (progress.passes > 0), head, sum(each.size for each in own.values()))
+        local = progress.hidden.take(model, tuple(np.arange(count) for count in progress.hidden.counts))
+        head = sum(local[name].size for name in progress.hidden.outputs)
+        values = np.where(known & follows & (progress.passes > 0), head, sum(values.size for values in local.values()))
         return dense_wire_bits(values, dtype)
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray:
@@ -266,7 +268,7 @@ class FedMA(LocalThenUpload):
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Return what all clients sent, in the order of the clients."""
-        joined = {name: np.concatenate([each[name] for each in partials]) for name in partials[0]}
+        joined = {name: np.concatenate([partial[name] for partial in partials]) for name in partials[0]}
         order = np.argsort(joined[CLIENTS])
         return {name: values[order] for name, values in joined.items()}
 
@@ -276,7 +278,7 @@ class FedMA(LocalThenUpload):
         clients, examples, progress = total[CLIENTS], total[EXAMPLES], Progress.of(server, self._hidden(task))
         if not len(clients):
             return server
-        sent = [{name: each[place] for name, each in SENT.of(total).items()} for place in range(len(clients))]
+        sent = [{name: values[index] for name, values in SENT.of(total).items()} for index in range(len(clients))]
         if progress.at_head:
             head = joined_head(progress.names, sent, examples, total.get(CLASSES))
             model = {**progress.layers, **head}
@@ -284,9 +286,9 @@ class FedMA(LocalThenUpload):
             return {**{name: model[name] for name in self.final(server)}, **after.arrays()}
         hidden, untrained = progress.hidden.resized(progress.counts), task.initial_parameters()
         random = generator(task.seed, "matching order", round_index)
-        joined, places = self.matching.join(hidden, progress.layer, sent, examples, untrained, random)
+        joined, assigned = self.matching.join(hidden, progress.layer, sent, examples, untrained, random)
         units = np.full_like(progress.units[progress.layer], -1)
-        units[clients] = np.stack(places)
+        units[clients] = np.stack(assigned)
         every = (*progress.units[: progress.layer], units, *progress.units[progress.layer + 1 :])
         after = replace(progress, layer=progress.layer + 1, layers={**progress.layers, **joined}, units=every)
         return {**self.final(server), **after.arrays()}
@@ -304,8 +306,8 @@ class FedMA(LocalThenUpload):
         training = task.training
         if progress.layer:
             asked = self.head_epochs if progress.at_head and self.head_epochs is not None else self.retrain_epochs
-            each = training.epochs if asked is None else asked
-            epochs = np.where(progress.takes_part(chunk.clients), each, 0)
+            most = training.epochs if asked is None else asked
+            epochs = np.where(progress.takes_part(chunk.clients), most, 0)
         if progress.at_head:
             training = training.model_copy(update={"learning_rate": training.learning_rate * self.head_rate})
         model = network_of_counts(task.model, progress.counts)
@@ -328,11 +330,11 @@ class FedMA(LocalThenUpload):
         finite, bits = finite_clients(updates), self.upload_bits(broadcast, task, chunk.clients)
         sends = (bits > 0) & chunk.affords(bits)
         delivered = sends & finite & chunk.arrives()
-        kept = {name: chunk.state[OWN.name(name)] for name in progress.hidden.axes}
+        models = {name: chunk.state[OWN.name(name)] for name in progress.hidden.axes}
         keeps = finite & progress.takes_part(chunk.clients)
         for name, values in trained.items():
             if name not in progress.names:
-                kept[name] = of_clients(keeps, values, kept[name])
+                models[name] = of_clients(keeps, values, models[name])
         here = chunk.clients[delivered]
         partial = {
             CLIENTS: here,
@@ -342,16 +344,19 @@ class FedMA(LocalThenUpload):
         if progress.at_head and self.head == "classes":
             partial[CLASSES] = class_counts_of(task.data, here).astype(np.float64)
         uploads = Uploads(np.where(sends, bits, 0), delivered, finite, {})
-        return chunk_result(chunk, updates, uploads, partial, state=OWN.add(kept))
+        return chunk_result(chunk, updates, uploads, partial, state=OWN.add(models))
 
     def _start(self, progress: Progress, broadcast: Arrays, chunk: Chunk, task: Task) -> dict[str, NDArray[Any]]:
         """Return the parameters from which each client trains, [C, ...], of the layers that are not matched yet."""
-        own, clients = OWN.of(chunk.state), chunk.clients.tolist()
+        local, clients = OWN.of(chunk.state), chunk.clients.tolist()
         if progress.layer:
-            started = {name: own[name] for name in progress.trained}
+            started = {name: local[name] for name in progress.trained}
             for name in progress.names:
                 started[name] = np.stack(
-                    [progress.in_places(name, each, client) for each, client in zip(own[name], clients, strict=True)]
+                    [
+                        progress.in_places(name, model, client)
+                        for model, client in zip(local[name], clients, strict=True)
+                    ]
                 )
             return started
         if self._draws(progress):
@@ -361,7 +366,7 @@ class FedMA(LocalThenUpload):
             models = [progress.slice_of(self.final(broadcast), client) for client in clients]
         else:
             models = [dict(self.final(broadcast))] * len(clients)
-        return {name: np.stack([each[name] for each in models]) for name in progress.trained}
+        return {name: np.stack([model[name] for model in models]) for name in progress.trained}
 
     def _draws(self, progress: Progress) -> bool:
         """Return whether clients start from models that they draw themselves."""
@@ -378,10 +383,10 @@ def _can_be_matched(hidden: HiddenUnits, name: str) -> bool:
     return owner >= 0 and all(owner - axis.layer in (0, 1) for axis in hidden.axes[name] if axis)
 
 
-def _size(own: HiddenUnits, whole: HiddenUnits, name: str, size: int) -> int:
+def _size(narrow: HiddenUnits, whole: HiddenUnits, name: str, size: int) -> int:
     """Return the number of values of a parameter with other numbers of units."""
-    for axis in filter(None, own.axes[name]):
-        size = size // own.counts[axis.layer] * whole.counts[axis.layer]
+    for axis in filter(None, narrow.axes[name]):
+        size = size // narrow.counts[axis.layer] * whole.counts[axis.layer]
     return size
 
 

@@ -55,13 +55,15 @@ class ClientNetworks:
         model: Any = task.model
         shared = {name: getattr(model, name) for name in _SHARED}
         listed: Sequence[Any] = models
-        return cls(tuple(each.model_copy(update=shared).of_seed(task.seed) for each in listed) or (model,), task.data)
+        return cls(
+            tuple(network.model_copy(update=shared).of_seed(task.seed) for network in listed) or (model,), task.data
+        )
 
     def parts(self, assigned: IntArray) -> Iterator[tuple[Any, IntArray]]:
         """Yield each network that clients have and their places; `assigned` [C] has the place of each one's network."""
-        for place, network in enumerate(self.networks):
-            if len(places := np.flatnonzero(assigned == place)):
-                yield network, places
+        for index, network in enumerate(self.networks):
+            if len(positions := np.flatnonzero(assigned == index)):
+                yield network, positions
 
     def affordable(self, speeds: FloatArray, model: NeuralNetwork) -> IntArray:
         """Return the place of the dearest network whose work is at most each client's speed, [C]."""
@@ -74,7 +76,7 @@ class ClientNetworks:
     @property
     def row_length(self) -> int:
         """The number of parameters of the largest network."""
-        return max(sum(map(prod, self._shapes(each).values())) for each in self.networks)
+        return max(sum(map(prod, self._shapes(network).values())) for network in self.networks)
 
     def packed(self, parameters: Arrays) -> NDArray[Any]:
         """Return parameters [C, ...] as rows [C, row_length], filled up with zeros."""
@@ -96,7 +98,7 @@ class ClientNetworks:
         seeds = task.private_seed.stream_keys("initial model", 0, clients)
         models = [network.init_server(self.data, int(seed >> np.uint64(1))) for seed in seeds]
         shapes = self._shapes(network)
-        return self.packed({name: np.stack([each[name] for each in models]) for name in shapes})
+        return self.packed({name: np.stack([model[name] for model in models]) for name in shapes})
 
     def outputs(self, network: NeuralNetwork, parameters: Arrays, features: Features) -> NDArray[Any]:
         """Return the outputs of each client's network for n samples, [C, n, k]; parameters are [C, ...]."""
@@ -105,12 +107,12 @@ class ClientNetworks:
             as_inputs(rows_of_inputs(features, slice(start, start + _SAMPLES_AT_ONCE)), network.torch_dtype)
             for start in range(0, n_samples, _SAMPLES_AT_ONCE)
         ]
-        n_clients, found = len(next(iter(parameters.values()))), []
-        for place in range(n_clients):
-            module = network.loaded({name: values[place] for name, values in parameters.items()}, self.data)
+        n_clients, outputs = len(next(iter(parameters.values()))), []
+        for index in range(n_clients):
+            module = network.loaded({name: values[index] for name, values in parameters.items()}, self.data)
             with torch.no_grad(), network.evaluation_draws(self.data):
-                found.append(torch.cat([call_module(module, part) for part in inputs]).numpy())
-        return np.stack(found)
+                outputs.append(torch.cat([call_module(module, part) for part in inputs]).numpy())
+        return np.stack(outputs)
 
     def _shapes(self, network: NeuralNetwork) -> dict[str, tuple[int, ...]]:
         return shapes_of(skeleton(network, self.data))
@@ -118,8 +120,8 @@ class ClientNetworks:
 
 def check_networks(models: Sequence[Model], task: Task, kind: str) -> None:
     """Raise `UserError` unless all models are networks that `training` trains, with the outputs of the run's model."""
-    for place, model in enumerate(models):
-        field = f"algorithm.models[{place}]"
+    for index, model in enumerate(models):
+        field = f"algorithm.models[{index}]"
         if not isinstance(model, NeuralNetwork):
             raise UserError(
                 f"{field}.kind = {model.kind}: clients of {kind} average the outputs of networks; use a network with "
@@ -129,18 +131,18 @@ def check_networks(models: Sequence[Model], task: Task, kind: str) -> None:
             if getattr(model, name) != getattr(task.model, name):
                 raise UserError(f"{field}.{name}: clients of {kind} share it; set model.{name} in its place")
     networks: Sequence[Any] = ClientNetworks.of(models, task).networks
-    for place, network in enumerate(networks):
+    for index, network in enumerate(networks):
         try:
             network.check(task.data)
             task.training.check(replace(task, model=network))
         except UserError as error:
-            raise UserError(f"algorithm.models[{place}]: {error}") from error
+            raise UserError(f"algorithm.models[{index}]: {error}") from error
 
 
 @lru_cache(maxsize=2)
 def _relative_work(networks: tuple[NeuralNetwork, ...], model: NeuralNetwork, data: Samples) -> FloatArray:
     whole = max(multiplications(model, data), 1)
-    return np.array([multiplications(each, data) for each in networks], dtype=np.float64) / whole
+    return np.array([multiplications(network, data) for network in networks], dtype=np.float64) / whole
 
 
 CONSENSUS, CONSENSUS_ROUND = "consensus", "consensus round"
@@ -266,8 +268,8 @@ class FedMD(Algorithm, BaseModel):
         if not broadcast[CONSENSUS_ROUND]:
             epochs = epochs if self.private_epochs is None else self.private_epochs
             public = self.public_epochs * len(task.data.public)
-        own = np.maximum(epochs * task.data.examples[clients], 1)
-        work: FloatArray = networks.work(model)[self._assigned(task, clients)] * (1 + public / own)  # type: ignore[arg-type]
+        private = np.maximum(epochs * task.data.examples[clients], 1)
+        work: FloatArray = networks.work(model)[self._assigned(task, clients)] * (1 + public / private)  # type: ignore[arg-type]
         return work
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
@@ -295,11 +297,11 @@ class FedMD(Algorithm, BaseModel):
         outputs = np.empty((n_clients, *broadcast[CONSENSUS].shape), broadcast[CONSENSUS].dtype)
         parameters, loss = np.empty_like(chunk.state[PARAMETERS]), np.empty(n_clients)
         examples, steps = np.empty(n_clients, np.int64), np.empty(n_clients, np.int64)
-        for network, places in networks.parts(self._assigned(task, chunk.clients)):
-            values, trained = self._trained(network, broadcast, chunk.take(places), task)
-            parameters[places] = networks.packed(values)
-            outputs[places] = networks.outputs(network, values, features)
-            loss[places], examples[places], steps[places] = trained.loss, trained.examples, trained.steps
+        for network, positions in networks.parts(self._assigned(task, chunk.clients)):
+            values, trained = self._trained(network, broadcast, chunk.take(positions), task)
+            parameters[positions] = networks.packed(values)
+            outputs[positions] = networks.outputs(network, values, features)
+            loss[positions], examples[positions], steps[positions] = trained.loss, trained.examples, trained.steps
         state = {PARAMETERS: parameters, STARTED: np.ones(n_clients, bool)}
         updates = LocalUpdates({CONSENSUS: outputs}, state, loss, examples, steps)
         began = time.perf_counter()
@@ -311,35 +313,38 @@ class FedMD(Algorithm, BaseModel):
         """Return each client's network as it is after its last round; untrained if it had none."""
         del broadcast
         parts = self._networks(task).parts(self._assigned(task, chunk.clients))
-        return [OwnModel(places, each, self._start(each, chunk.take(places), task)) for each, places in parts]
+        return [
+            OwnModel(positions, network, self._start(network, chunk.take(positions), task))
+            for network, positions in parts
+        ]
 
     def _trained(self, network: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> tuple[Arrays, LocalUpdates]:
         """Return the parameters [C, ...] of clients with one network after training, and their steps on own samples."""
         values, none = self._start(network, chunk, task), np.zeros(len(chunk.clients), np.int64)
-        own = LocalUpdates({}, {}, none.astype(np.float64), none, none)
+        trained = LocalUpdates({}, {}, none.astype(np.float64), none, none)
         for phase, epochs in self._phases(network, broadcast, chunk, task):
             if not epochs.any():
                 continue
-            first = {name: each[0] for name, each in values.items()}
+            first = {name: initial[0] for name, initial in values.items()}
             # Of the time that a client may have for training, public samples take none.
             limited = chunk if phase.data is task.data else replace(chunk, epochs=None)
             updates = phase.training.train(first, limited, phase, LocalTerms(epochs=epochs, start=values))
-            values = {name: each + updates.changes[name] for name, each in values.items()}
+            values = {name: start + updates.changes[name] for name, start in values.items()}
             if phase.data is task.data:
-                loss = np.where(updates.steps > 0, updates.loss, own.loss)
-                own = LocalUpdates({}, {}, loss, own.examples + updates.examples, own.steps + updates.steps)
-        return values, own
+                loss = np.where(updates.steps > 0, updates.loss, trained.loss)
+                trained = LocalUpdates({}, {}, loss, trained.examples + updates.examples, trained.steps + updates.steps)
+        return values, trained
 
     def _phases(self, network: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> Iterator[tuple[Task, IntArray]]:
         """Yield the tasks that clients train on one after the other, with the epochs of each client, [C]."""
         new, agreed = ~chunk.state[STARTED], int(broadcast[CONSENSUS_ROUND])
         private, training = task.training.epochs, task.training
-        own = replace(task, model=network)
+        alone = replace(task, model=network)
         # Public samples are shuffled by a stream of their own, so that the client's own are as without them.
-        shared = replace(own, private_seed=task.private_seed.successor())
+        shared = replace(alone, private_seed=task.private_seed.successor())
         labelled = held_by(chunk.clients, task.data, task.data.public)
         yield replace(shared, data=labelled), np.where(new, self.public_epochs, 0)
-        yield own, np.where(new, private if self.private_epochs is None else self.private_epochs, 0)
+        yield alone, np.where(new, private if self.private_epochs is None else self.private_epochs, 0)
         if agreed:
             shown = rows_of_inputs(task.data.public.features, self._rows(task, agreed))
             taught = Labelled(shown, np.array(broadcast[CONSENSUS]))
@@ -350,7 +355,7 @@ class FedMD(Algorithm, BaseModel):
                 training=training.model_copy(update={"learning_rate": self.digest_rate * training.learning_rate}),
             )
             yield digest, np.full(len(new), self.digest_epochs)
-        yield own, np.where(new & (not agreed), 0, private)
+        yield alone, np.where(new & (not agreed), 0, private)
 
     def _start(self, network: Any, chunk: Chunk, task: Task) -> dict[str, NDArray[Any]]:
         """Return the parameters of each client with this network before a round, [C, ...]."""

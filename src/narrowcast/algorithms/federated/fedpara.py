@@ -84,7 +84,7 @@ def factorise(model: Arrays, gamma: float, seed: int) -> Arrays:
 def products(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the module's parameters: (X1 Y1') * (X2 Y2'), with T between X and Y for convolutions, and all others."""
     parameters = {name: values for name, values in trained.items() if "/" not in name}
-    for name in (each.removesuffix(LEFTS[0]) for each in trained if each.endswith(LEFTS[0])):
+    for name in (left.removesuffix(LEFTS[0]) for left in trained if left.endswith(LEFTS[0])):
         first, second = (
             _low_rank(trained[name + left], trained[name + right], trained.get(name + core))
             for left, right, core in zip(LEFTS, RIGHTS, CORES, strict=True)

@@ -294,7 +294,7 @@ class NetworkForm:
             for name, values in model.items()
         }
         gains = {
-            name: (columns.own[name] * (factor.rank / factor.short) ** 0.5).astype(model[name].dtype)[:, None, :]
+            name: (columns.masks[name] * (factor.rank / factor.short) ** 0.5).astype(model[name].dtype)[:, None, :]
             for name, factor in factors.items()
         }
         frozen = {name: model[name] for name in factors} | BASIS.add(BASIS.of(broadcast))
@@ -311,7 +311,7 @@ class NetworkForm:
         weight = tensor_weights("examples", task, chunk, uploads.delivered)
         total = TensorSum.weighted(received, weight)
         if self.algorithm.aggregation != "weighted":
-            total = replace(total, component_weights={name: weight @ own for name, own in columns.own.items()})
+            total = replace(total, component_weights={name: weight @ mask for name, mask in columns.masks.items()})
         return chunk_result(chunk, updates, uploads, total.arrays())
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
@@ -359,8 +359,8 @@ class NetworkForm:
             if divided:
                 shapes[divisor] = ((factor.rank,), np.float64)
             groups += [
-                Group((Part(key, each, factor.long),), (Part(divisor, each, 1),) * divided)
-                for each in range(factor.rank)
+                Group((Part(key, component, factor.long),), (Part(divisor, component, 1),) * divided)
+                for component in range(factor.rank)
             ]
         most = largest_weight(task, cohort)
         if not self.algorithm.clients_choose_ranks:
@@ -371,10 +371,11 @@ class NetworkForm:
             return SumLayout((whole,), shapes, most, cohort, one_weight=True)
 
         def groups_of_ranks(ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
-            own = [
-                draw_components(ranks, each.rank, clients, seed, round_index, name) for name, each in factors.items()
+            masks = [
+                draw_components(ranks, factor.rank, clients, seed, round_index, name)
+                for name, factor in factors.items()
             ]
-            return np.hstack([(ranks > 0)[:, None], *own])
+            return np.hstack([(ranks > 0)[:, None], *masks])
 
         return SumLayout(tuple(groups), shapes, most, cohort, True, self.algorithm.rank, groups_of_ranks)
 
@@ -386,18 +387,18 @@ class NetworkForm:
     def _columns(self, model: Arrays, chunk: Chunk, task: Task) -> Columns:
         """Return r_u of each client, and the components that it trains of each weight."""
         ranks, _ = self.algorithm.choose_ranks(partial(self._sizes, model, len(chunk.clients)), chunk, task)
-        own = {
+        masks = {
             name: draw_components(ranks, factor.rank, chunk.clients, task.seed, chunk.round_index, name)
             for name, factor in self._factors(model).items()
         }
-        return Columns(ranks, own)
+        return Columns(ranks, masks)
 
     def _sizes(self, model: Arrays, n_clients: int) -> UpdateSizes:
         factors, dtype = self._factors(model).values(), dtype_of(model)
         vectors = sum(values.size for values in model.values() if values.ndim < 2)
         bits = [
-            dense_wire_bits(vectors + sum(factor.long * min(each, factor.rank) for factor in factors), dtype)
-            for each in range(self.algorithm.rank + 1)
+            dense_wire_bits(vectors + sum(factor.long * min(rank, factor.rank) for factor in factors), dtype)
+            for rank in range(self.algorithm.rank + 1)
         ]
         of_clients = np.broadcast_to(np.array(bits), (n_clients, len(bits)))
         return UpdateSizes(of_clients, values=of_clients[:, 1:] / (8 * dtype.itemsize), head_bits=np.zeros(n_clients))

@@ -140,8 +140,8 @@ class Scaffold(LocalThenUpload):
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """Train from x with c - c_u added to every gradient: lines 7 to 10."""
-        server_controls, own = CONTROL.of(broadcast), CONTROL.of(chunk.state)
-        corrections = {name: server_controls[name] - own[name] for name in server_controls}
+        server_controls, controls = CONTROL.of(broadcast), CONTROL.of(chunk.state)
+        corrections = {name: server_controls[name] - controls[name] for name in server_controls}
         terms = LocalTerms(correction=corrections, start_gradient=self.control == "gradient")
         return LocalCall(self.final(broadcast), chunk, task, terms)
 
@@ -168,8 +168,8 @@ class Scaffold(LocalThenUpload):
     def _control_changes(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Arrays:
         """Return the change of each client's c_u, [C, ...]: line 12."""
         if self.control == "gradient":
-            own = CONTROL.of(chunk.state)
-            return {name: updates.start_gradient[name] - own[name] for name in updates.changes}
+            held = CONTROL.of(chunk.state)
+            return {name: updates.start_gradient[name] - held[name] for name in updates.changes}
         travelled = np.maximum(updates.steps, 1) * updates.mean_rates(task.training.learning_rate)
         controls = CONTROL.of(broadcast)
         return {

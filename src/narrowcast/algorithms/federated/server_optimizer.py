@@ -145,13 +145,13 @@ def optimizer_step(optimizer: ServerOptimizer, rate: float, model: Arrays, chang
     """Return the next model and slots; `server` has the slots now, `changes` the mean change of every tensor."""
     stepped, slots = {}, {}
     for name, values in model.items():
-        own = PrefixedArrays(OPTIMIZER.name(f"{name}/")).of(server)
-        direction, slots[name] = optimizer.step(changes[name], own)
+        state = PrefixedArrays(OPTIMIZER.name(f"{name}/")).of(server)
+        direction, slots[name] = optimizer.step(changes[name], state)
         stepped[name] = np.asarray(values + rate * direction, dtype=np.asarray(values).dtype)
     return {**stepped, **_named(slots)}
 
 
 def _named(slots: dict[str, Arrays]) -> Arrays:
     return OPTIMIZER.add(
-        {f"{tensor}/{slot}": values for tensor, each in slots.items() for slot, values in each.items()}
+        {f"{tensor}/{slot}": values for tensor, arrays in slots.items() for slot, values in arrays.items()}
     )

@@ -58,13 +58,13 @@ from narrowcast.platform.types import (
 
 @dataclass(frozen=True)
 class SlicePart:
-    """The clients at `places` of a chunk, which train the same units.
+    """The clients at `positions` of a chunk, which train the same units.
 
     `labels` [outputs] are those that they have samples of, None if all outputs are trained.
     """
 
     hidden: HiddenUnits
-    places: IntArray
+    positions: IntArray
     units: Units
     labels: BoolArray | None = None
 
@@ -80,7 +80,7 @@ class SlicePart:
         factors = self._factors(server, scaler=scaler)
         columns = self.units[0] if self.hidden.reads_units else None
         terms = LocalTerms(rebuild=_rebuild if factors else None, frozen=factors, columns=columns)
-        return LocalCall(server, chunk.take(self.places), narrow, terms)
+        return LocalCall(server, chunk.take(self.positions), narrow, terms)
 
     def _factors(self, server: Arrays, *, scaler: bool) -> dict[str, NDArray[Any]]:
         """Return the factors of parameters in local training, of shapes that broadcast with theirs.
@@ -281,11 +281,11 @@ class Submodel(Algorithm, BaseModel):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x with each entry moved by its mean change."""
         del broadcast, round_index
-        sums, after, kept = TensorSum.of(total), {}, self._kept(task)
+        sums, after, whole = TensorSum.of(total), {}, self._kept(task)
         for name, values in server.items():
             weight = sums.component_weights[name]
             mean = sums.tensors[name] / np.where(weight > 0, weight, 1.0).astype(values.dtype)
-            moves = (weight > 0) & (name not in kept)
+            moves = (weight > 0) & (name not in whole)
             after[name] = np.where(moves, values + self.server_learning_rate * mean, values)
         return after
 
@@ -326,14 +326,14 @@ class Submodel(Algorithm, BaseModel):
         total: dict[str, NDArray[Any]] = {name: np.zeros_like(values) for name, values in model.items()}
         weights = {name: np.zeros(values.shape) for name, values in model.items()}
         for part, trained in zip(parts, updates, strict=True):
-            clients = chunk.take(part.places)
+            clients = chunk.take(part.positions)
             received, sent = send_tensors(clients, task, trained, coding)
-            own = TensorSum.weighted(received, tensor_weights(self.weights, task, clients, sent.delivered))
-            part.add(total, weights, own.tensors, float(own.weight))
+            contribution = TensorSum.weighted(received, tensor_weights(self.weights, task, clients, sent.delivered))
+            part.add(total, weights, contribution.tensors, float(contribution.weight))
             uploads.append(sent)
-            in_all += own.weight
-        places, sums = [part.places for part in parts], TensorSum(total, in_all, weights).arrays()
-        return chunk_result(chunk, joined_updates(places, updates), joined_uploads(places, uploads), sums)
+            in_all += contribution.weight
+        positions, sums = [part.positions for part in parts], TensorSum(total, in_all, weights).arrays()
+        return chunk_result(chunk, joined_updates(positions, updates), joined_uploads(positions, uploads), sums)
 
     def _parts(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[SlicePart]:
         """Return the clients of a chunk by slice, and by their labels where others are masked."""
@@ -341,12 +341,14 @@ class Submodel(Algorithm, BaseModel):
         units = slices.of_clients(chunk.clients, width_of, self.final(broadcast), task.seed, chunk.round_index)
         labels = labels_of(task.data, chunk.clients) if self.masked_labels else None
         groups: dict[tuple[bytes, ...], list[int]] = {}
-        for place, own in enumerate(units):
-            key = (*(each.tobytes() for each in own), b"" if labels is None else labels[place].tobytes())
-            groups.setdefault(key, []).append(place)
+        for index, client_units in enumerate(units):
+            key = (*(layer.tobytes() for layer in client_units), b"" if labels is None else labels[index].tobytes())
+            groups.setdefault(key, []).append(index)
         return [
-            SlicePart(slices.hidden, np.array(places), units[places[0]], None if labels is None else labels[places[0]])
-            for places in groups.values()
+            SlicePart(
+                slices.hidden, np.array(members), units[members[0]], None if labels is None else labels[members[0]]
+            )
+            for members in groups.values()
         ]
 
     def _slices(self, task: Task) -> UnitSlices:

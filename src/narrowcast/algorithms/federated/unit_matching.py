@@ -83,8 +83,8 @@ def best_assignment(gains: FloatArray) -> IntArray:
     """Return the column of each row in the assignment of the largest sum of gains; columns are as many or more."""
     from scipy.optimize import linear_sum_assignment
 
-    places: IntArray = linear_sum_assignment(gains, maximize=True)[1]
-    return places
+    assigned: IntArray = linear_sum_assignment(gains, maximize=True)[1]
+    return assigned
 
 
 class _Growing:
@@ -100,34 +100,34 @@ class _Growing:
         means: FloatArray = self._weighted() / self._precisions(self.owners)[:, None]
         return means
 
-    def add(self, client: int, own: FloatArray) -> None:
+    def add(self, client: int, rows: FloatArray) -> None:
         """Match a client's units [L_j, D]."""
-        units, before = best_assignment(self.gains(own)), len(self.owners)
+        units, before = best_assignment(self.gains(rows)), len(self.owners)
         new = np.flatnonzero(units >= before)
         # Gains of new units fall with their place and never with the unit, so that theirs are the first places.
         units[new] = before + np.arange(len(new))
-        self.sums = np.concatenate([self.sums, np.zeros((len(new), own.shape[1]))])
+        self.sums = np.concatenate([self.sums, np.zeros((len(new), rows.shape[1]))])
         self.owners = np.concatenate([self.owners, np.zeros(len(new), dtype=np.int64)])
-        self.sums[units] += own
+        self.sums[units] += rows
         self.owners[units] += 1
         self.units[client] = units
 
-    def remove(self, client: int, own: FloatArray) -> None:
+    def remove(self, client: int, rows: FloatArray) -> None:
         """Take a client's units out, and global units that nobody else has."""
         units = self.units.pop(client)
-        self.sums[units] -= own
+        self.sums[units] -= rows
         self.owners[units] -= 1
         stays = self.owners > 0
-        place = np.cumsum(stays) - 1
+        renumbered = np.cumsum(stays) - 1
         self.sums, self.owners = self.sums[stays], self.owners[stays]
-        self.units = {each: place[theirs] for each, theirs in self.units.items()}
+        self.units = {member: renumbered[assigned] for member, assigned in self.units.items()}
 
-    def gains(self, own: FloatArray) -> FloatArray:
+    def gains(self, rows: FloatArray) -> FloatArray:
         """Return the gain in the log posterior of each assignment, [L_j, G + new]."""
-        prior, least = self.prior, len(own) - len(self.owners)
-        n_new = max(min(len(own), max(prior.most_units - len(self.owners), 1)), least)
+        prior, least = self.prior, len(rows) - len(self.owners)
+        n_new = max(min(len(rows), max(prior.most_units - len(self.owners), 1)), least)
         weighted, precisions = self._weighted(), self._precisions(self.owners)
-        data = own / prior.sigma
+        data = rows / prior.sigma
         squares = np.square(data).sum(axis=1)[:, None]
         joined = squares + 2 * data @ weighted.T + np.square(weighted).sum(axis=1)
         popular = np.minimum(self.owners, _MOST_POPULAR)
@@ -135,8 +135,8 @@ class _Growing:
         matched = joined / (precisions + 1 / prior.sigma) - np.square(weighted).sum(axis=1) / precisions + odds
         mean = prior.mean / prior.sigma_prior
         of_new = np.square(data + mean).sum(axis=1) / self._precisions(1) - np.square(mean).sum() * prior.sigma_prior
-        places = 2 * np.log(prior.gamma / self.n_clients) - 2 * np.log(np.arange(1, n_new + 1))
-        return np.concatenate([matched, of_new[:, None] + places], axis=1)
+        penalty = 2 * np.log(prior.gamma / self.n_clients) - 2 * np.log(np.arange(1, n_new + 1))
+        return np.concatenate([matched, of_new[:, None] + penalty], axis=1)
 
     def _weighted(self) -> FloatArray:
         """Return the sum of prior and data, each divided by its variance, [G, D]."""
@@ -217,9 +217,9 @@ class LayerRows:
         whole, means = self.hidden.resized(counts), {}
         for name in self.recurrent:
             total = np.zeros(())
-            for parameters, own in zip(clients, units, strict=True):
+            for parameters, units_of_client in zip(clients, units, strict=True):
                 values = np.asarray(parameters[name], dtype=np.float64)
-                total = total + whole.put(name, values, self._places(own))
+                total = total + whole.put(name, values, self._places(units_of_client))
             by_unit, axis = self._units_first(name, total)
             count = np.full(len(owners), len(clients)) if divisor == "clients" else owners
             divisors = np.tile(np.repeat(count, axis.width), axis.blocks).reshape(-1, *[1] * (by_unit.ndim - 1))
@@ -227,10 +227,10 @@ class LayerRows:
             means[name] = mean.astype(clients[0][name].dtype)
         return means
 
-    def _places(self, own: IntArray) -> Units:
+    def _places(self, units: IntArray) -> Units:
         """Return the units of each layer, of which all but this one's are those that the client has."""
         every = [np.arange(count) for count in self.hidden.counts]
-        every[self.layer] = own
+        every[self.layer] = units
         return tuple(every)
 
     def _in_rows(self, parameters: Arrays) -> list[str]:
@@ -314,7 +314,7 @@ class Matching(Section):
             self.sweeps,
             self.most_units,
         )
-        matched = match_units([layer_rows.rows(each) for each in clients], prior, random)
+        matched = match_units([layer_rows.rows(client) for client in clients], prior, random)
         rows = matched.means if self.unit_mean == "posterior" else matched.sums / matched.owners[:, None]
         recurrent = layer_rows.recurrent_means(clients, matched.units, matched.owners, self.recurrent_mean)
         return {**layer_rows.tensors(rows, first), **recurrent}, matched.units
@@ -337,7 +337,7 @@ def joined_head(
     shares = weights / weights.sum(axis=0)
     joined = {}
     for name in names:
-        stacked = np.stack([np.asarray(each[name], dtype=np.float64) for each in clients])
+        stacked = np.stack([np.asarray(client[name], dtype=np.float64) for client in clients])
         by_class = shares.reshape(*shares.shape, *[1] * (stacked.ndim - 2))
         joined[name] = (by_class * stacked).sum(axis=0).astype(clients[0][name].dtype)
     return joined
@@ -347,8 +347,8 @@ def weighted_mean(clients: Sequence[Arrays], weights: FloatArray, names: Sequenc
     """Return the mean of each parameter by the weights [C] of the clients."""
     shares = weights / weights.sum()
     return {
-        name: np.tensordot(shares, np.stack([np.asarray(each[name], dtype=np.float64) for each in clients]), 1).astype(
-            clients[0][name].dtype
-        )
+        name: np.tensordot(
+            shares, np.stack([np.asarray(client[name], dtype=np.float64) for client in clients]), 1
+        ).astype(clients[0][name].dtype)
         for name in names
     }

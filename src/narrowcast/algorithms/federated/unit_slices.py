@@ -74,10 +74,10 @@ def relative_work(
     whole = model.hidden_units(data).counts
     counts = unit_counts(widths, whole, layers).tolist()
     if (count := optional(model, "multiplications")) is not None:
-        work = np.array([count(data, each) for each in (whole, *counts)], dtype=np.float64)
+        work = np.array([count(data, units) for units in (whole, *counts)], dtype=np.float64)
     else:
         models: list[Any] = [model, *map(model.narrowed, counts)]
-        work = np.array([multiplications(each, data) for each in models], dtype=np.float64)
+        work = np.array([multiplications(model, data) for model in models], dtype=np.float64)
     return work[1:] / work[0]
 
 
@@ -172,7 +172,10 @@ class UnitSlices:
             circles = [draw.permutation(total) for total in self.hidden.counts]
         else:
             squares = self.hidden.squares(model)
-            circles = [_stratified(each, int(own.min()), draw) for each, own in zip(squares, counts.T, strict=True)]
+            circles = [
+                _stratified(square, int(of_layer.min()), draw)
+                for square, of_layer in zip(squares, counts.T, strict=True)
+            ]
         first = np.cumsum(counts, axis=0) - counts
         return [
             tuple(
@@ -196,9 +199,9 @@ def _stratified(squares: FloatArray, n_strata: int, draw: np.random.Generator) -
     return np.concatenate([shuffled, ranked[n_strata * per_stratum :]])
 
 
-def joined_updates(places: Sequence[IntArray], parts: Sequence[LocalUpdates]) -> LocalUpdates:
-    """Return what all models have in common: loss, examples and steps; `places` are those of each part in the chunk."""
-    order = np.argsort(np.concatenate(places))
+def joined_updates(positions: Sequence[IntArray], parts: Sequence[LocalUpdates]) -> LocalUpdates:
+    """Return what all models have in common: loss, examples and steps, from parts at `positions` of the chunk."""
+    order = np.argsort(np.concatenate(positions))
 
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])[order]
@@ -206,9 +209,9 @@ def joined_updates(places: Sequence[IntArray], parts: Sequence[LocalUpdates]) ->
     return LocalUpdates({}, {}, joined("loss"), joined("examples"), joined("steps"))
 
 
-def joined_uploads(places: Sequence[IntArray], parts: Sequence[Uploads]) -> Uploads:
-    """Return the uploads of all parts, of codecs without state; `places` are those of each part in the chunk."""
-    order = np.argsort(np.concatenate(places))
+def joined_uploads(positions: Sequence[IntArray], parts: Sequence[Uploads]) -> Uploads:
+    """Return the uploads of all parts, of codecs without state; `positions` are those of each part in the chunk."""
+    order = np.argsort(np.concatenate(positions))
 
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])[order]

@@ -188,9 +188,9 @@ def _last_epoch_loss(scores: list[Tensor], steps: _StepTensors, batches: ChunkBa
     batch_loss = torch.nn.functional.softplus(torch.where(labels > 0, -z, z)).masked_fill_(padding, 0).sum(dim=1)
     active = torch.from_numpy(batches.active)
     step = torch.repeat_interleave(torch.arange(len(active)), active)
-    place = torch.arange(len(step)) - torch.repeat_interleave(active.cumsum(0) - active, active)
-    in_last_epoch = step >= torch.from_numpy(batches.first_of_last_epoch)[place]
-    totals = torch.zeros(n_clients, dtype=z.dtype).index_add_(0, place, batch_loss.cpu() * in_last_epoch)
+    owner = torch.arange(len(step)) - torch.repeat_interleave(active.cumsum(0) - active, active)
+    in_last_epoch = step >= torch.from_numpy(batches.first_of_last_epoch)[owner]
+    totals = torch.zeros(n_clients, dtype=z.dtype).index_add_(0, owner, batch_loss.cpu() * in_last_epoch)
     return totals / torch.from_numpy(batches.samples).clamp(min=1)
 
 
@@ -251,8 +251,8 @@ class FactorisationSGD(Training, FactorisationSettings):
         item_factors = to_tensor(np.asarray(server[ITEM_FACTORS]), self.device)
         user_factors = to_tensor(np.asarray(chunk.state[USER_FACTORS])[batches.order], self.device)
         n_clients = len(chunk.clients)
-        place = np.empty(n_clients, dtype=np.int64)
-        place[batches.order] = np.arange(n_clients)
+        position = np.empty(n_clients, dtype=np.int64)
+        position[batches.order] = np.arange(n_clients)
         client_of_row = np.repeat(np.arange(n_clients), np.diff(batches.row_starts))
         changes = np.zeros((n_clients, *item_factors.shape), dtype=np.float32)
         row_correction = None
@@ -264,12 +264,12 @@ class FactorisationSGD(Training, FactorisationSettings):
         result = train_rows(item_factors, user_factors, batches, training, terms.proximal, row_correction)
         changes[client_of_row, batches.row_items] = to_array(result.row_changes)
         return LocalUpdates(
-            changes={ITEM_FACTORS: changes[place]},
-            state={USER_FACTORS: to_array(result.user_factors)[place]},
-            loss=to_array(result.loss).astype(np.float64)[place],
-            examples=batches.samples[place] * epochs,
-            steps=batches.steps[place],
-            rate_sum=None if training is self else np.float64(training.learning_rate) * batches.steps[place],
+            changes={ITEM_FACTORS: changes[position]},
+            state={USER_FACTORS: to_array(result.user_factors)[position]},
+            loss=to_array(result.loss).astype(np.float64)[position],
+            examples=batches.samples[position] * epochs,
+            steps=batches.steps[position],
+            rate_sum=None if training is self else np.float64(training.learning_rate) * batches.steps[position],
         )
 
 
@@ -277,8 +277,8 @@ class FactorisationSGD(Training, FactorisationSettings):
 class RowCohort:
     """A chunk's clients with the samples that they draw in this round.
 
-    Arrays of clients [C] are in the order of the chunk; training results are in that of `samples.order`, and `places`
-    maps them back. A client's rows are `rows(place)` of the R rows that the chunk's clients touch.
+    Arrays of clients [C] are in the order of the chunk; training results are in that of `samples.order`, and
+    `positions` maps them back. A client's rows are `rows(index)` of the R rows that the chunk's clients touch.
     """
 
     chunk: Chunk
@@ -291,26 +291,26 @@ class RowCohort:
         return cls(chunk, task, draw_samples(task, chunk.clients, chunk.round_index))
 
     @cached_property
-    def places(self) -> IntArray:
-        """The place of each client in `samples.order`, [C]."""
-        places = np.empty(len(self.samples.order), dtype=np.int64)
-        places[self.samples.order] = np.arange(len(places))
-        return places
+    def positions(self) -> IntArray:
+        """The position of each client in `samples.order`, [C]."""
+        positions = np.empty(len(self.samples.order), dtype=np.int64)
+        positions[self.samples.order] = np.arange(len(positions))
+        return positions
 
     @property
     def n_rows(self) -> IntArray:
         """The number of rows that each client touches, [C]."""
-        return np.diff(self.samples.row_starts)[self.places]
+        return np.diff(self.samples.row_starts)[self.positions]
 
     @property
     def positives(self) -> IntArray:
         """The number of training items of each client, [C]."""
-        return self.samples.positives[self.places]
+        return self.samples.positives[self.positions]
 
-    def rows(self, place: int) -> slice:
+    def rows(self, index: int) -> slice:
         """Return the slice of one client's rows among those of the chunk."""
-        own = self.places[place]
-        return slice(int(self.samples.row_starts[own]), int(self.samples.row_starts[own + 1]))
+        position = self.positions[index]
+        return slice(int(self.samples.row_starts[position]), int(self.samples.row_starts[position + 1]))
 
     def train_rows(self, item_factors: Floats, client_weights: Floats, keep_changes: bool = False) -> FusedResult:
         """Train whole rows of Q [N, d], and add up the changes times `client_weights` [C].

@@ -51,25 +51,25 @@ _A9, _A11, _A13 = np.float32(1 / 9), np.float32(1 / 11), np.float32(1 / 13)
 @compiled(inline=True)
 def exp_of_minus_abs(scores: Floats, out: Floats, exponents: Exponents) -> None:
     """Compute e^-|z| of each score into `out`; NaN stays NaN. All arrays are [n]; `exponents` is scratch."""
-    for place in range(len(scores)):
-        x = -abs(scores[place])
+    for index in range(len(scores)):
+        x = -abs(scores[index])
         x = _LOWEST if x < _LOWEST else x  # max() might replace NaN
         twos = np.floor(x * _PER_LOG_2 + _HALF)
-        exponents[place] = (np.int32(twos) + np.int32(127)) << np.int32(23)
+        exponents[index] = (np.int32(twos) + np.int32(127)) << np.int32(23)
         x = x - twos * _LOG_2_HIGH - twos * _LOG_2_LOW
         series = ((((_E0 * x + _E1) * x + _E2) * x + _E3) * x + _E4) * x + _E5
-        out[place] = series * x * x + x + _ONE
+        out[index] = series * x * x + x + _ONE
     powers = exponents.view(np.float32)
-    for place in range(len(scores)):
-        out[place] *= powers[place]
+    for index in range(len(scores)):
+        out[index] *= powers[index]
 
 
 @compiled(inline=True)
 def sigmoid(scores: Floats, tails: Floats, out: Floats) -> None:
     """Compute 1 / (1 + e^-z) of each score into `out` from `tails`, the values e^-|z|; all arrays are [n]."""
-    for place in range(len(scores)):
-        numerator = tails[place] if scores[place] < 0 else _ONE
-        out[place] = numerator / (_ONE + tails[place])
+    for index in range(len(scores)):
+        numerator = tails[index] if scores[index] < 0 else _ONE
+        out[index] = numerator / (_ONE + tails[index])
 
 
 @compiled(inline=True)
@@ -79,12 +79,12 @@ def logistic_loss(scores: Floats, tails: Floats, labels: Floats, out: Floats) ->
     The loss is log(1 + e^z) for label 0 and log(1 + e^-z) for label 1. log(1 + t) = 2 artanh(t / (2 + t)), and s = t /
     (2 + t) is at most 1/3.
     """
-    for place in range(len(scores)):
-        s = tails[place] / (_TWO + tails[place])
+    for index in range(len(scores)):
+        s = tails[index] / (_TWO + tails[index])
         q = s * s
         series = (((((_A13 * q + _A11) * q + _A9) * q + _A7) * q + _A5) * q + _A3) * q + _ONE
-        z = -scores[place] if labels[place] > 0 else scores[place]
-        out[place] = max(z, np.float32(0)) + _TWO * s * series
+        z = -scores[index] if labels[index] > 0 else scores[index]
+        out[index] = max(z, np.float32(0)) + _TWO * s * series
 
 
 BLOCK = 128
@@ -104,8 +104,8 @@ def aligned(n_rows: int, width: int) -> Floats:
 def load_rows(items: IntArray, item_factors: Floats, basis_items: Floats, work: Floats) -> None:
     """Copy q_i and B q_i of a client's rows from the global ones and set A to zero."""
     dimension, rank = item_factors.shape[1], basis_items.shape[1]
-    for place in range(len(items)):
-        item_row, basis_row, row = item_factors[items[place]], basis_items[items[place]], work[place]
+    for index in range(len(items)):
+        item_row, basis_row, row = item_factors[items[index]], basis_items[items[index]], work[index]
         for column in range(dimension):
             row[column] = item_row[column]
         for component in range(rank):
@@ -118,8 +118,8 @@ def leave_changes(items: IntArray, item_factors: Floats, work: Floats, rank: int
     """Write the change of each row, or its A, to the start of its work row; return whether all of them are finite."""
     dimension = item_factors.shape[1]
     finite = True
-    for place in range(len(items)):
-        item_row, row = item_factors[items[place]], work[place]
+    for index in range(len(items)):
+        item_row, row = item_factors[items[index]], work[index]
         if rank:
             for component in range(rank):
                 row[component] = row[dimension + component]
@@ -140,27 +140,27 @@ def distinct_rows(
     Shapes: batch [n] words with the place of a sample in the bits of `mask`; rows, labels [n + 1]; copies [rows of the
     client], zero before.
     """
-    found = 0
+    n_distinct = 0
     for word in batch:
-        place = word & mask
-        row = sample_rows[place]
-        rows[found] = row
-        labels[found] = place < np.uint64(positives)
-        found += copies[row] == 0
+        sample = word & mask
+        row = sample_rows[sample]
+        rows[n_distinct] = row
+        labels[n_distinct] = sample < np.uint64(positives)
+        n_distinct += copies[row] == 0
         copies[row] += np.uint32(1)
-    return found
+    return n_distinct
 
 
 @compiled(reorder=True)
 def inner_products(left: Floats, right: Floats) -> Floats:
     """Return L R^T [n, m] of rows [n, d] and [m, d] without the threads of a linear-algebra library."""
     products = np.empty((len(left), len(right)), dtype=np.float32)
-    for one in range(len(left)):
-        for other in range(len(right)):
+    for left_row in range(len(left)):
+        for right_row in range(len(right)):
             total = np.float32(0)
             for column in range(left.shape[1]):
-                total += left[one, column] * right[other, column]
-            products[one, other] = total
+                total += left[left_row, column] * right[right_row, column]
+            products[left_row, right_row] = total
     return products
 
 
@@ -195,32 +195,32 @@ def score_rows(
     """
     n_rows, width = len(rows), len(vector)
     scores, tails, losses = scratch[0, :n_rows], scratch[1, :n_rows], scratch[2, :n_rows]
-    for place in range(n_rows):
-        row = work[rows[place]]
+    for index in range(n_rows):
+        row = work[rows[index]]
         score = np.float32(0)
         for column in range(width):
             score += row[column] * vector[column]
-        scores[place] = score
+        scores[index] = score
     exp_of_minus_abs(scores, tails, exponents)
     sigmoid(scores, tails, errors)
     loss = 0.0
     if want_loss:
         logistic_loss(scores, tails, labels, losses)
-        for place in range(n_rows):
-            loss += np.float64(losses[place]) * copies[rows[place]]
+        for index in range(n_rows):
+            loss += np.float64(losses[index]) * copies[rows[index]]
     weights = losses
-    for place in range(n_rows):
-        errors[place] -= labels[place]
-        weights[place] = errors[place] * np.float32(copies[rows[place]])
-        copies[rows[place]] = 0
-    for place in range(1, n_rows, 2):  # in pairs, which halves the memory traffic of the gradient
-        one, other = work[rows[place - 1]], work[rows[place]]
+    for index in range(n_rows):
+        errors[index] -= labels[index]
+        weights[index] = errors[index] * np.float32(copies[rows[index]])
+        copies[rows[index]] = 0
+    for index in range(1, n_rows, 2):  # in pairs, which halves the memory traffic of the gradient
+        first_row, second_row = work[rows[index - 1]], work[rows[index]]
         for column in range(width):
-            gradient[column] += weights[place - 1] * one[column] + weights[place] * other[column]
+            gradient[column] += weights[index - 1] * first_row[column] + weights[index] * second_row[column]
     if n_rows % 2:
-        one = work[rows[n_rows - 1]]
+        first_row = work[rows[n_rows - 1]]
         for column in range(width):
-            gradient[column] += weights[n_rows - 1] * one[column]
+            gradient[column] += weights[n_rows - 1] * first_row[column]
     return loss
 
 
@@ -230,9 +230,9 @@ def move_rows(
 ) -> None:
     """Step q_i -= lr (g p + decay q_i)."""
     pull = learning_rate * decay
-    for place in range(len(rows)):
-        row = work[rows[place]]
-        push = learning_rate * errors[place]
+    for index in range(len(rows)):
+        row = work[rows[index]]
+        push = learning_rate * errors[index]
         for column in range(len(vector)):
             row[column] -= push * vector[column] + pull * row[column]
 
@@ -253,21 +253,23 @@ def move_components(
     dimension = len(vector) - rank
     basis_user = vector[dimension:]
     mixed = np.empty(len(gram), dtype=np.float32)
-    for place in range(len(rows)):
-        row = work[rows[place]]
-        error, components, basis_item = errors[place], row[dimension : dimension + rank], row[dimension + rank :]
+    for index in range(len(rows)):
+        row = work[rows[index]]
+        error, components, basis_item = errors[index], row[dimension : dimension + rank], row[dimension + rank :]
         if len(gram):
-            for one in range(rank):
+            for component in range(rank):
                 total = np.float32(0)
-                for other in range(rank):
-                    total += gram[one, other] * components[other]
-                mixed[one] = total
-            for one in range(rank):
-                components[one] -= steps[one] * (error * basis_user[one] + decay * (basis_item[one] + mixed[one]))
+                for inner in range(rank):
+                    total += gram[component, inner] * components[inner]
+                mixed[component] = total
+            for component in range(rank):
+                components[component] -= steps[component] * (
+                    error * basis_user[component] + decay * (basis_item[component] + mixed[component])
+                )
         else:
-            for one in range(rank):
-                basis_row = basis_item[one] + gram_diagonal[one] * components[one]
-                components[one] -= steps[one] * (error * basis_user[one] + decay * basis_row)
+            for component in range(rank):
+                basis_row = basis_item[component] + gram_diagonal[component] * components[component]
+                components[component] -= steps[component] * (error * basis_user[component] + decay * basis_row)
 
 
 @compiled(inline=True, reorder=True)
@@ -331,9 +333,9 @@ def _sum(
 @compiled(inline=True)
 def add_rows(rows: IntArray, changes: Floats, weight: np.float32, total: Floats, touched: FloatArray) -> None:
     """Add one client's weighted changes [m, k] to the rows of `total` [N, k] and count the client in `touched` [N]."""
-    for place in range(len(rows)):
-        touched[rows[place]] += 1
-        target, change = total[rows[place]], changes[place]
+    for index in range(len(rows)):
+        touched[rows[index]] += 1
+        target, change = total[rows[index]], changes[index]
         for column in range(len(target)):
             target[column] += change[column] * weight
 
@@ -525,8 +527,8 @@ def _train_clients(
         loss[client] = total_loss / max(n_samples, 1)
         finite[client] = leave_changes(items, item_factors, work, rank) and np.isfinite(users[client]).all()
         if keep:
-            for place in range(len(items)):
-                change, row = changes[samples.row_starts[client] + place], work[place]
+            for index in range(len(items)):
+                change, row = changes[samples.row_starts[client] + index], work[index]
                 for column in range(len(change)):
                     change[column] = row[column]
         elif finite[client] and weights[client] != 0:

@@ -66,7 +66,7 @@ def keyed_draws_only(call: LocalCall) -> Iterator[None]:
     task, rule = call.task, call.terms.rule
     model = task.model
     if not isinstance(model, NeuralNetwork) or (
-        model.all_trained and all(each is None or is_own(each) for each in (model.loss, rule))
+        model.all_trained and all(extension is None or is_own(extension) for extension in (model.loss, rule))
     ):
         yield
         return

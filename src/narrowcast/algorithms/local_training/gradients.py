@@ -54,11 +54,16 @@ def gains_from_batching(module: nn.Module) -> bool:
         return False
     if nn.Linear in kinds and nn.Flatten in kinds[kinds.index(nn.Linear) :]:
         return False
-    if any("forward" in vars(layer) or any(getattr(layer, each) for each in _HOOKS) for layer in (module, *module)):
+    if any("forward" in vars(layer) or any(getattr(layer, hook) for hook in _HOOKS) for layer in (module, *module)):
         return False
-    own = {f"{name}.{each}" for name, layer in layers_of(module) if isinstance(layer, nn.Linear) for each in _OF_LINEAR}
+    linear_names = {
+        f"{name}.{parameter}"
+        for name, layer in layers_of(module)
+        if isinstance(layer, nn.Linear)
+        for parameter in _OF_LINEAR
+    }
     names = dict(module.named_parameters(remove_duplicate=False)).keys()
-    return names == trained_of(module).keys() and names <= own
+    return names == trained_of(module).keys() and names <= linear_names
 
 
 def callable_of(module: nn.Module, device: str) -> nn.Module:
@@ -128,7 +133,7 @@ def chain_gradient(module: nn.Module, loss: Loss = _CROSS_ENTROPY) -> ChainGradi
         return None
     layers = [(name, layer) for name, layer in layers_of(module) if not isinstance(layer, nn.Flatten)]
     known = (nn.Linear, *_ELEMENTWISE_GRADIENTS)
-    if any(type(each) not in known or (isinstance(each, nn.ReLU) and each.inplace) for _, each in layers):
+    if any(type(layer) not in known or (isinstance(layer, nn.ReLU) and layer.inplace) for _, layer in layers):
         return None
     at_outputs = _cross_entropy_gradient if type(loss) is CrossEntropy else partial(_loss_gradient, loss)
 
@@ -190,15 +195,15 @@ def _gradient(
             outputs.append(_ELEMENTWISE_GRADIENTS[type(layer)][0](outputs[-1]))
     back, losses = at_outputs(outputs[-1], labels, weights)
     gradients: Tensors = {}
-    for place in range(len(layers) - 1, -1, -1):
-        name, layer = layers[place]
+    for index in range(len(layers) - 1, -1, -1):
+        name, layer = layers[index]
         if not isinstance(layer, nn.Linear):
-            back = _ELEMENTWISE_GRADIENTS[type(layer)][1](back, outputs[place + 1])
+            back = _ELEMENTWISE_GRADIENTS[type(layer)][1](back, outputs[index + 1])
             continue
-        gradients[f"{name}.weight"] = torch.bmm(back.mT, outputs[place])
+        gradients[f"{name}.weight"] = torch.bmm(back.mT, outputs[index])
         if layer.bias is not None:
             gradients[f"{name}.bias"] = back.sum(1)
-        if place:
+        if index:
             back = torch.bmm(back, parameters[f"{name}.weight"])
     return {name: gradients[name] for name in parameters}, losses
 

@@ -95,17 +95,17 @@ class GraphTraining(Training, Section):
         epochs = np.full(len(chunk.clients), self.epochs) if terms.epochs is None else terms.epochs
         keys = task.private_seed.stream_keys("graph steps", chunk.round_index, chunk.clients).tolist()
         trained = [
-            _Client(self, task, terms, place, torch.Generator().manual_seed(key >> 1)).train(
-                server, int(epochs[place]), self.learning_rate * factor
+            _Client(self, task, terms, index, torch.Generator().manual_seed(key >> 1)).train(
+                server, int(epochs[index]), self.learning_rate * factor
             )
-            for place, key in enumerate(keys)
+            for index, key in enumerate(keys)
         ]
-        changes = {name: np.stack([each.changes[name] for each in trained]) for name in server}
-        steps = np.array([each.steps for each in trained], dtype=np.int64)
+        changes = {name: np.stack([client.changes[name] for client in trained]) for name in server}
+        steps = np.array([client.steps for client in trained], dtype=np.int64)
         return LocalUpdates(
             changes=changes,
             state={},
-            loss=np.array([each.loss for each in trained]),
+            loss=np.array([client.loss for client in trained]),
             examples=epochs * len(task.data.train),
             steps=steps,
             rate_sum=None if factor == 1.0 else steps.astype(np.float64) * (self.learning_rate * factor),
@@ -134,7 +134,7 @@ class _Client:
     training: GraphTraining
     task: Task[NodeGraph, GraphTraining]
     terms: LocalTerms
-    place: int
+    index: int
     random: torch.Generator
     moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -162,10 +162,10 @@ class _Client:
             return
         for clusters in torch.randperm(data.n_clusters, generator=self.random).split(at_once):
             nodes = np.flatnonzero(np.isin(data.clusters, clusters.numpy()))
-            places = np.flatnonzero(np.isin(nodes, data.train))
-            if len(places):
+            positions = np.flatnonzero(np.isin(nodes, data.train))
+            if len(positions):
                 among = adjacency_among(data, nodes, gcn.self_loops)
-                yield _part(data, features.at(nodes, self.terms.columns), among, places, nodes[places])
+                yield _part(data, features.at(nodes, self.terms.columns), among, positions, nodes[positions])
 
     @property
     def _model(self) -> GCN:
@@ -207,8 +207,8 @@ class _Client:
             values[name] -= rate / (1 - _BETAS[0] ** t) * first / spread
 
     def _own(self, rows: Any) -> Tensor:
-        return torch.from_numpy(np.array(rows[self.place if len(rows) > 1 else 0]))
+        return torch.from_numpy(np.array(rows[self.index if len(rows) > 1 else 0]))
 
 
-def _part(data: NodeGraph, features: Features, adjacency: Any, places: IntArray, nodes: IntArray) -> _Part:
-    return _Part(features, adjacency, torch.from_numpy(places), torch.from_numpy(data.labels[nodes]))
+def _part(data: NodeGraph, features: Features, adjacency: Any, positions: IntArray, nodes: IntArray) -> _Part:
+    return _Part(features, adjacency, torch.from_numpy(positions), torch.from_numpy(data.labels[nodes]))

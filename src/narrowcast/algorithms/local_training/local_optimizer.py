@@ -15,15 +15,17 @@ from narrowcast.platform.errors import UserError
 
 Rate = float | Tensor
 """A learning rate that all clients share, or one for each, [a] in float64."""
-Kept = dict[str, tuple[Tensor, ...]]
+OptimizerState = dict[str, tuple[Tensor, ...]]
 """The state of an optimizer for each parameter from step to step, [a or more, ...]; empty before the first step."""
 
 
 class LocalOptimizer(Protocol):
     """A step of local training, the same for each client; it begins anew in each round."""
 
-    def move(self, values: dict[str, Tensor], gradients: dict[str, Tensor], kept: Kept, rate: Rate, step: int) -> None:
-        """Take step number `step`, from 0: change values [a, ...] and `kept` in place; gradients may be used up.
+    def move(
+        self, values: dict[str, Tensor], gradients: dict[str, Tensor], state: OptimizerState, rate: Rate, step: int
+    ) -> None:
+        """Take step number `step`, from 0: change values [a, ...] and `state` in place; gradients may be used up.
 
         The a clients are the first of those that took the step before.
         """
@@ -36,13 +38,15 @@ class GradientDescent:
 
     momentum: float = 0.0
 
-    def move(self, values: dict[str, Tensor], gradients: dict[str, Tensor], kept: Kept, rate: Rate, step: int) -> None:
+    def move(
+        self, values: dict[str, Tensor], gradients: dict[str, Tensor], state: OptimizerState, rate: Rate, step: int
+    ) -> None:
         """Move against the gradients, or against their running sum."""
         for name, gradient in gradients.items():
             if self.momentum:
                 if step:
-                    gradient.add_(kept[name][0][: len(gradient)], alpha=self.momentum)
-                kept[name] = (gradient,)
+                    gradient.add_(state[name][0][: len(gradient)], alpha=self.momentum)
+                state[name] = (gradient,)
             if isinstance(rate, float):
                 values[name].sub_(gradient, alpha=rate)
             else:
@@ -64,13 +68,15 @@ class AdamSteps:
     eps: float
     decay: float = 0.0
 
-    def move(self, values: dict[str, Tensor], gradients: dict[str, Tensor], kept: Kept, rate: Rate, step: int) -> None:
+    def move(
+        self, values: dict[str, Tensor], gradients: dict[str, Tensor], state: OptimizerState, rate: Rate, step: int
+    ) -> None:
         """Move by the ratio of the moments."""
         correction = 1 - self.beta1 ** (step + 1), (1 - self.beta2 ** (step + 1)) ** 0.5
         for name, gradient in gradients.items():
             value = values[name]
-            moments = kept[name] if step else (gradient.new_zeros(gradient.shape), gradient.new_zeros(gradient.shape))
-            kept[name] = first, second = moments[0][: len(gradient)], moments[1][: len(gradient)]
+            moments = state[name] if step else (gradient.new_zeros(gradient.shape), gradient.new_zeros(gradient.shape))
+            state[name] = first, second = moments[0][: len(gradient)], moments[1][: len(gradient)]
             first.lerp_(gradient, 1 - self.beta1)
             second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
             if self.decay:

@@ -59,8 +59,8 @@ def known_items(data: Interactions, clients: IntArray, leaky: bool) -> BoolArray
     With `leaky` these include the held-out items, the items they are ranked against, and items on which no user trains.
     """
     known = np.zeros((len(clients), data.n_items), dtype=bool)
-    places = np.repeat(np.arange(len(clients)), data.examples[clients])
-    known[places, training_items(data, clients)] = True
+    owner = np.repeat(np.arange(len(clients)), data.examples[clients])
+    known[owner, training_items(data, clients)] = True
     if leaky:
         everyone = np.arange(len(clients))
         known[everyone[:, None], data.negatives[clients]] = True
@@ -124,14 +124,14 @@ def draw_batches(
 
     # Negatives: drawn from all items; a draw that is not allowed is replaced by one from the allowed items.
     n_clients = len(clients)
-    places = np.repeat(np.arange(n_clients), drawn)
-    keys = negative_keys(task, clients, round_index)[places]
-    counters = np.arange(len(places)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
-    negatives = uniform_below(keys, counters, np.full(len(places), data.n_items))
-    again = np.flatnonzero(known[places, negatives])
-    choice = uniform_below(keys[again], SECOND_TRY + counters[again], allowed_counts[places[again]])
+    owners = np.repeat(np.arange(n_clients), drawn)
+    keys = negative_keys(task, clients, round_index)[owners]
+    counters = np.arange(len(owners)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
+    negatives = uniform_below(keys, counters, np.full(len(owners), data.n_items))
+    again = np.flatnonzero(known[owners, negatives])
+    choice = uniform_below(keys[again], SECOND_TRY + counters[again], allowed_counts[owners[again]])
     allowed_starts = np.cumsum(allowed_counts) - allowed_counts
-    negatives[again] = np.flatnonzero(~known)[allowed_starts[places[again]] + choice] % data.n_items
+    negatives[again] = np.flatnonzero(~known)[allowed_starts[owners[again]] + choice] % data.n_items
 
     # The samples of a client are its own items, then its negatives; its rows are its distinct items, ascending.
     starts = np.cumsum(samples) - samples
@@ -251,7 +251,7 @@ def draw_samples(
     order = np.argsort(samples // -training.step_samples(samples), kind="stable")  # clients with most batches first
     return ChunkSamples(
         order=order,
-        row_items=np.concatenate([row_items[starts[place] : starts[place] + n_rows[place]] for place in order]),
+        row_items=np.concatenate([row_items[starts[client] : starts[client] + n_rows[client]] for client in order]),
         row_starts=np.concatenate([[0], np.cumsum(n_rows[order])]),
         samples=samples[order],
         positives=positives[order],
@@ -294,24 +294,24 @@ def _draw_clients(
     row_items: IntArray,
     samples: IntArray,
     n_rows: IntArray,
-    places: IntArray,
+    order: IntArray,
 ) -> None:
     """Draw the samples of the clients at these places of the chunk and number the rows that they touch."""
     n_items = len(anyone_trains)
     allowed, touched = np.empty(n_items, dtype=np.bool_), np.empty(n_items, dtype=np.bool_)
     choices, row_of = np.empty(n_items + 1, dtype=np.uint32), np.empty(n_items, dtype=np.uint32)
-    for place in places:
-        own = items[indptr[clients[place]] : indptr[clients[place] + 1]]
-        sampled = sample_rows[starts[place] :]
-        rows = row_items[starts[place] :]
+    for client in order:
+        positives = items[indptr[clients[client]] : indptr[clients[client] + 1]]
+        sampled = sample_rows[starts[client] :]
+        rows = row_items[starts[client] :]
         for item in range(n_items):
             allowed[item] = anyone_trains[item]
             touched[item] = False
-        for index in range(len(own)):
-            allowed[own[index]] = False
-            touched[own[index]] = True
-            sampled[index] = own[index]
-        for item in held_out[place]:
+        for index in range(len(positives)):
+            allowed[positives[index]] = False
+            touched[positives[index]] = True
+            sampled[index] = positives[index]
+        for item in held_out[client]:
             allowed[item] = False
 
         # Branch-free filter: every item is written, and the count advances if it is allowed (touched, below).
@@ -319,12 +319,12 @@ def _draw_clients(
         for item in range(n_items):
             choices[n_allowed] = item
             n_allowed += allowed[item]
-        drawn = len(own) * negatives if n_allowed else 0
+        drawn = len(positives) * negatives if n_allowed else 0
         for index in range(drawn):
-            negative = _below(keys[place], np.uint64(index), n_items)
+            negative = _below(keys[client], np.uint64(index), n_items)
             if not allowed[negative]:
-                negative = np.int64(choices[_below(keys[place], _SECOND_TRY + np.uint64(index), n_allowed)])
-            sampled[len(own) + index] = negative
+                negative = np.int64(choices[_below(keys[client], _SECOND_TRY + np.uint64(index), n_allowed)])
+            sampled[len(positives) + index] = negative
             touched[negative] = True
 
         n_touched = 0
@@ -332,9 +332,9 @@ def _draw_clients(
             rows[n_touched] = item
             row_of[item] = n_touched
             n_touched += touched[item]
-        samples[place] = len(own) + drawn
-        n_rows[place] = n_touched
-        for index in range(len(own) + drawn):
+        samples[client] = len(positives) + drawn
+        n_rows[client] = n_touched
+        for index in range(len(positives) + drawn):
             sampled[index] = row_of[sampled[index]]
 
 
@@ -353,24 +353,24 @@ def shuffle(key: np.uint64, epoch: int, n_samples: int, words: Words, shuffled: 
     n_buckets = 1 << place_bits
     mask = np.uint64(n_buckets - 1)
     shift = np.uint64(64 - place_bits)
-    for place in range(n_samples):
-        word = _mix(key + np.uint64(epoch * n_samples + place + 1) * _GOLDEN)
-        words[place] = (word & ~mask) | np.uint64(place)
+    for index in range(n_samples):
+        word = _mix(key + np.uint64(epoch * n_samples + index + 1) * _GOLDEN)
+        words[index] = (word & ~mask) | np.uint64(index)
     heads[:n_buckets] = 0
-    for place in range(n_samples):
-        heads[words[place] >> shift] += np.uint32(1)
+    for index in range(n_samples):
+        heads[words[index] >> shift] += np.uint32(1)
     head = np.uint32(0)
     for bucket in range(n_buckets):
         count = heads[bucket]
         heads[bucket] = head
         head += count
-    for place in range(n_samples):
-        bucket = words[place] >> shift
-        shuffled[heads[bucket]] = words[place]
+    for index in range(n_samples):
+        bucket = words[index] >> shift
+        shuffled[heads[bucket]] = words[index]
         heads[bucket] += np.uint32(1)
-    for place in range(1, n_samples):
-        word = shuffled[place]
-        before = place
+    for index in range(1, n_samples):
+        word = shuffled[index]
+        before = index
         while before > 0 and shuffled[before - 1] > word:
             shuffled[before] = shuffled[before - 1]
             before -= 1

@@ -40,8 +40,8 @@ from narrowcast.algorithms.local_training.gradients import (
 )
 from narrowcast.algorithms.local_training.local_optimizer import (
     GradientDescent,
-    Kept,
     LocalOptimizer,
+    OptimizerState,
     Rate,
     along,
 )
@@ -105,23 +105,23 @@ class StepBatch:
 class Loader:
     """Loads samples onto the device.
 
-    `own` lists the rows of `data` of each client in turn, in the order of the schedule. `dtype` is that of the
+    `rows` lists the rows of `data` of each client in turn, in the order of the schedule. `dtype` is that of the
     parameters.
     """
 
     data: Labelled
-    own: IntArray
+    rows: IntArray
     device: Device
     dtype: torch.dtype = torch.float32
 
-    def samples(self, places: IntArray) -> tuple[Inputs, Tensor]:
-        """Return the features and labels of the samples at these places of `own`."""
-        rows = self.own[places]
+    def samples(self, indices: IntArray) -> tuple[Inputs, Tensor]:
+        """Return the features and labels of the samples at these indices of `rows`."""
+        rows = self.rows[indices]
         return self._inputs(rows), as_target(to_tensor(self.data.labels[rows], self.device), self.dtype)
 
     def batches(self, schedule: BatchSchedule) -> Iterator[StepBatch]:
         """Yield the batch of each step; padding repeats a sample and has no weight."""
-        rows = self.own.take(np.where(schedule.valid, schedule.samples, 0))
+        rows = self.rows.take(np.where(schedule.valid, schedule.samples, 0))
         labels = as_target(to_tensor(self.data.labels.take(rows, axis=0), self.device), self.dtype)
         shares = np.divide(schedule.valid, schedule.sizes[:, None], dtype=ARRAY_TYPES[self.dtype])
         weights = to_tensor(shares, self.device)
@@ -185,7 +185,7 @@ def _train_batched(
 ) -> FloatArray:
     module = callable_of(module, loader.device)
     gradients_of = gradients_of_module(module, loss, len(schedule.order), steps)
-    kept: Kept = {}
+    state: OptimizerState = {}
     losses: list[Tensor] = []
     try:
         for step, batch in enumerate(loader.batches(schedule)):
@@ -194,7 +194,7 @@ def _train_batched(
             with batched_attention(loader.device):
                 gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
             losses.append(of_samples)
-            _step(now, start, gradients, kept, steps, training, step)
+            _step(now, start, gradients, state, steps, training, step)
     except (Exception, SystemExit) as error:
         error.add_note(f"step {len(losses) + 1}")
         raise
@@ -220,10 +220,10 @@ def losses_of_module(
     """Return the losses of the module, whose parameters `rebuild` computes from trained and `frozen` values."""
     forward, together = batched_forward(module), vmap(rebuild) if rebuild else None
     # A shared tensor would be multiplied as one large product, which rounds differently from those of replicas.
-    kept = of_each_client(frozen, n_clients)
+    fixed = of_each_client(frozen, n_clients)
 
     def losses(values: Mapping[str, Tensor], features: Inputs, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        parameters = together(values, rows_of(kept, slice(0, len(labels)))) if together else values
+        parameters = together(values, rows_of(fixed, slice(0, len(labels)))) if together else values
         return sample_losses(loss, forward(parameters, features), labels), parameters
 
     return losses
@@ -268,9 +268,12 @@ def _train_each(
         parameter.data = _channels_last(parameter.data)
     supplied = steps.rebuild is not None or has_half_types(own_module)
     for client, n_steps in enumerate(schedule.steps):
-        kept: Kept = {}
-        mine = slice(client, client + 1)
-        begin, frozen = rows_of(start, mine), {name: values[0] for name, values in rows_of(steps.frozen, mine).items()}
+        state: OptimizerState = {}
+        client_row = slice(client, client + 1)
+        begin, frozen = (
+            rows_of(start, client_row),
+            {name: values[0] for name, values in rows_of(steps.frozen, client_row).items()},
+        )
         leaves: Tensors
         if supplied:
             trained = begin if steps.rebuild else trained_of(own_module)
@@ -279,7 +282,7 @@ def _train_each(
             leaves = dict(trained_of(own_module))
             torch._foreach_copy_([leaf.detach() for leaf in leaves.values()], [begin[name][0] for name in leaves])
         now = {name: leaf.detach().unsqueeze(0) for name, leaf in leaves.items()}
-        with_values(own_module, {name: begin[name][0] if name in begin else each for name, each in moved.items()})
+        with_values(own_module, {name: begin[name][0] if name in begin else tensor for name, tensor in moved.items()})
         step = 0
         try:
             for step in range(n_steps):
@@ -294,7 +297,7 @@ def _train_each(
                 objective = mean + decay_of_rebuilt(parameters, steps)
                 gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
                 rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
-                _step(now, begin, rows, kept, steps, mine, step)
+                _step(now, begin, rows, state, steps, client_row, step)
         except (Exception, SystemExit) as error:
             error.add_note(f"step {step + 1}")
             raise
@@ -328,7 +331,7 @@ def _step(
     values: Tensors,
     start: Tensors,
     gradients: Tensors,
-    kept: Kept,
+    state: OptimizerState,
     steps: Steps,
     rows: slice,
     step: int,
@@ -339,7 +342,7 @@ def _step(
         torch._foreach_sub_([values[name] for name in gradients], list(gradients.values()), alpha=rate)
         return
     add_terms(values, start, gradients, steps, rows)
-    steps.optimizer.move(values, gradients, kept, rate if isinstance(rate, float) else rate[rows], step)
+    steps.optimizer.move(values, gradients, state, rate if isinstance(rate, float) else rate[rows], step)
 
 
 def add_terms(values: Tensors, start: Tensors, gradients: Tensors, steps: Steps, rows: slice) -> None:
@@ -406,11 +409,12 @@ def _each(point: StartPoint) -> FloatArray:
     step_starts = np.cumsum(schedule.active) - schedule.active
     losses = np.zeros(int(schedule.active.sum()))
     for client, n_steps in enumerate(schedule.steps):
-        own = slice(client, client + 1)
-        now, kept = (
-            {name: rows[0] for name, rows in rows_of(each, own).items()} for each in (point.values, point.frozen)
+        client_row = slice(client, client + 1)
+        now, frozen = (
+            {name: rows[0] for name, rows in rows_of(tensors, client_row).items()}
+            for tensors in (point.values, point.frozen)
         )
-        parameters = point.rebuild(now, kept) if point.rebuild else now
+        parameters = point.rebuild(now, frozen) if point.rebuild else now
         for step in range(n_steps):
             batch = int(step_starts[step]) + client
             features, labels = point.loader.samples(schedule.samples[batch, : schedule.sizes[batch]])

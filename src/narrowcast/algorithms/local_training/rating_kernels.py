@@ -44,11 +44,11 @@ def add_column_grams(
 ) -> None:
     """Add w_i w_i' over the observed rows of each column to `grams` [C, n, K, K]."""
     rank = entries.row_factors.shape[1]
-    for place in range(len(entries.clients)):
-        client = entries.clients[place]
+    for index in range(len(entries.clients)):
+        client = entries.clients[index]
         for entry in range(entries.starts[client], entries.starts[client + 1]):
             w = entries.row_factors[entries.items[entries.row_starts[client] + entries.rows[entry]]]
-            gram = grams[place, entries.columns[entry]]
+            gram = grams[index, entries.columns[entry]]
             for a in range(rank):
                 for b in range(a + 1):
                     gram[a, b] += w[a] * w[b]
@@ -68,12 +68,12 @@ def step_columns(
     """
     rank = entries.row_factors.shape[1]
     gradient = np.empty(rank, dtype=entries.row_factors.dtype)
-    for place in range(len(entries.clients)):
-        client, rate = entries.clients[place], rates[place]
+    for index in range(len(entries.clients)):
+        client, rate = entries.clients[index], rates[index]
         entry, stop = entries.starts[client], entries.starts[client + 1]
         while entry < stop:
             column = entries.columns[entry]
-            h = columns[place, column]
+            h = columns[index, column]
             total = h.sum()
             for k in range(rank):
                 gradient[k] = decay * h[k] + crossing * (total - h[k])
@@ -101,21 +101,21 @@ def measure_squares(
     Shapes: loss and heaviest [C].
     """
     rank = entries.row_factors.shape[1]
-    for place in range(len(entries.clients)):
-        client = entries.clients[place]
+    for index in range(len(entries.clients)):
+        client = entries.clients[index]
         weights = np.zeros(entries.row_starts[client + 1] - entries.row_starts[client])
         total = 0.0
         for entry in range(entries.starts[client], entries.starts[client + 1]):
             w = entries.row_factors[entries.items[entries.row_starts[client] + entries.rows[entry]]]
-            h = columns[place, entries.columns[entry]]
+            h = columns[index, entries.columns[entry]]
             residual, square = -entries.values[entry], 0.0
             for k in range(rank):
                 residual += w[k] * h[k]
                 square += h[k] * h[k]
             total += residual * residual
             weights[entries.rows[entry]] += square
-        heaviest[place] = weights.max() if len(weights) else 0.0
-        loss[place] = total / max(entries.starts[client + 1] - entries.starts[client], 1)
+        heaviest[index] = weights.max() if len(weights) else 0.0
+        loss[index] = total / max(entries.starts[client + 1] - entries.starts[client], 1)
 
 
 @compiled()
@@ -134,25 +134,25 @@ def move_rows(
     A step moves w_i by -rate (sum of residuals times h_j + decay w_i) with the rates [C] of the clients.
     """
     rank = entries.row_factors.shape[1]
-    for place in range(len(entries.clients)):
-        if not moves[place]:
+    for index in range(len(entries.clients)):
+        if not moves[index]:
             continue
-        client, rate = entries.clients[place], rates[place]
-        change = changes[change_starts[place] : change_starts[place + 1]]
-        own = entries.items[entries.row_starts[client] : entries.row_starts[client + 1]]
+        client, rate = entries.clients[index], rates[index]
+        change = changes[change_starts[index] : change_starts[index + 1]]
+        items = entries.items[entries.row_starts[client] : entries.row_starts[client + 1]]
         gradient = np.empty(change.shape, dtype=entries.row_factors.dtype)
         for _step in range(steps):
-            for row in range(len(own)):
+            for row in range(len(items)):
                 for k in range(rank):
-                    gradient[row, k] = decay * (entries.row_factors[own[row], k] + change[row, k])
+                    gradient[row, k] = decay * (entries.row_factors[items[row], k] + change[row, k])
             for entry in range(entries.starts[client], entries.starts[client + 1]):
-                row, h = entries.rows[entry], columns[place, entries.columns[entry]]
+                row, h = entries.rows[entry], columns[index, entries.columns[entry]]
                 residual = -entries.values[entry]
                 for k in range(rank):
-                    residual += (entries.row_factors[own[row], k] + change[row, k]) * h[k]
+                    residual += (entries.row_factors[items[row], k] + change[row, k]) * h[k]
                 for k in range(rank):
                     gradient[row, k] += residual * h[k]
-            for row in range(len(own)):
+            for row in range(len(items)):
                 for k in range(rank):
                     change[row, k] -= rate * gradient[row, k]
 
@@ -174,13 +174,13 @@ def descend_entry_by_entry(
     -rate (2 residual h_j + 2 decay w_i).
     """
     rank = entries.row_factors.shape[1]
-    for place in range(len(entries.clients)):
-        client, total = entries.clients[place], 0.0
+    for index in range(len(entries.clients)):
+        client, total = entries.clients[index], 0.0
         for entry in range(entries.starts[client], entries.starts[client + 1]):
             row = entries.rows[entry]
             w, h = (
                 entries.row_factors[entries.items[entries.row_starts[client] + row]],
-                columns[place, entries.columns[entry]],
+                columns[index, entries.columns[entry]],
             )
             residual = -entries.values[entry]
             for k in range(rank):
@@ -188,11 +188,11 @@ def descend_entry_by_entry(
             total += residual * residual
             for k in range(rank):
                 h[k] -= rate * (2 * residual * w[k] + 2 * decay * h[k])
-            if moves[place]:
-                change = changes[change_starts[place] + row]
+            if moves[index]:
+                change = changes[change_starts[index] + row]
                 for k in range(rank):
                     change[k] -= rate * (2 * residual * h[k] + 2 * decay * w[k])
-        loss[place] = total / max(entries.starts[client + 1] - entries.starts[client], 1)
+        loss[index] = total / max(entries.starts[client + 1] - entries.starts[client], 1)
 
 
 def descend_columns(

@@ -66,10 +66,10 @@ class FactorUpdates:
     steps: IntArray
     finite: BoolArray
 
-    def of_client(self, place: int) -> tuple[IntArray, Factors]:
+    def of_client(self, index: int) -> tuple[IntArray, Factors]:
         """Return the rows of one client and their changes."""
-        own = slice(int(self.row_starts[place]), int(self.row_starts[place + 1]))
-        return self.rows[own], self.changes[own]
+        span = slice(int(self.row_starts[index]), int(self.row_starts[index + 1]))
+        return self.rows[span], self.changes[span]
 
 
 class TrainsFactors(Protocol):
@@ -128,9 +128,9 @@ class FactorChunk:
         )
         return cls(entries, np.concatenate([[0], np.cumsum(changing)]), held.items[rows])
 
-    def complete_columns(self, place: int) -> Factors:
+    def complete_columns(self, index: int) -> Factors:
         """Return the columns of the client at a place, as rows [n, N], of a matrix without missing entries."""
-        first, last = self.entries.starts[self.entries.clients[place] :][:2].tolist()
+        first, last = self.entries.starts[self.entries.clients[index] :][:2].tolist()
         return self.entries.values[first:last].reshape(-1, len(self.entries.row_factors))
 
     def no_changes(self) -> Factors:
@@ -146,9 +146,9 @@ def dense_updates(training: TrainsFactors, server: Arrays, chunk: Chunk, task: T
     row_factors = np.asarray(server[ROW_FACTORS])
     updates = training.train_factors(row_factors, chunk, task, np.ones(len(chunk.clients), dtype=bool))
     changes = np.zeros((len(chunk.clients), *row_factors.shape), dtype=row_factors.dtype)
-    for place in range(len(chunk.clients)):
-        rows, values = updates.of_client(place)
-        changes[place, rows] = values
+    for index in range(len(chunk.clients)):
+        rows, values = updates.of_client(index)
+        changes[index, rows] = values
     return local_updates(updates, {ROW_FACTORS: changes})
 
 
@@ -251,10 +251,10 @@ class AlternatingGradient(FactorTraining):
             constants = np.minimum(largest_eigenvalues(grams), heaviest)
             w_rates = _inverse(self.gamma2 * (constants + self.weight_decay)).astype(row_factors.dtype)
             if task.data.is_complete:
-                for place in np.flatnonzero(moves).tolist():
-                    x, own = here.complete_columns(place), slice(*here.change_starts[place : place + 2].tolist())
-                    h, rate = columns[place, : len(x)], float(w_rates[place])
-                    changes[own] = descend_rows(x, row_factors, h, rate=rate, decay=self.weight_decay, steps=steps)
+                for index in np.flatnonzero(moves).tolist():
+                    x, span = here.complete_columns(index), slice(*here.change_starts[index : index + 2].tolist())
+                    h, rate = columns[index, : len(x)], float(w_rates[index])
+                    changes[span] = descend_rows(x, row_factors, h, rate=rate, decay=self.weight_decay, steps=steps)
             else:
                 move_rows(here.entries, columns, moves, w_rates, self.weight_decay, steps, here.change_starts, changes)
         examples = task.data.examples[chunk.clients]
@@ -299,13 +299,13 @@ class AlternatingGradient(FactorTraining):
     ) -> Factors:
         """Do as `_move_columns` for clients whose columns are observed in every row."""
         w, rates = here.entries.row_factors, self._h_rates(here.entries, task)
-        for place, rate in enumerate(rates.tolist()):
-            x = here.complete_columns(place)
-            own = columns[place, : len(x)]
+        for index, rate in enumerate(rates.tolist()):
+            x = here.complete_columns(index)
+            h = columns[index, : len(x)]
             terms = {"decay": self.weight_decay, "crossing": self.crossing}
-            own[...] = descend_columns(x, w, own, rate=rate, steps=self.h_steps, h_set=h_set, **terms)
-            loss[place] = np.square(own @ w.T - x).mean()
-            heaviest[place] = np.square(own).sum()
+            h[...] = descend_columns(x, w, h, rate=rate, steps=self.h_steps, h_set=h_set, **terms)
+            loss[index] = np.square(h @ w.T - x).mean()
+            heaviest[index] = np.square(h).sum()
         return columns
 
     def _h_rates(self, entries: ChunkEntries, task: Task[RatingMatrix, AlternatingGradient]) -> NDArray[Any]:

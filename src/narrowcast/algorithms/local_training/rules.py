@@ -69,8 +69,8 @@ def train_by_rule(
     losses = torch.zeros(len(schedule.valid), dtype=torch.float64)
     module = callable_of(module, loader.device)
     gradients_of = gradients_of_module(module, loss, len(schedule.order), steps) if batched else None
-    for step, rows, places, batch in step_batches(loader, schedule, steps.draws, batched=batched):
-        sizes = to_tensor(schedule.sizes[places], loader.device)
+    for step, rows, batches, batch in step_batches(loader, schedule, steps.draws, batched=batched):
+        sizes = to_tensor(schedule.sizes[batches], loader.device)
         parts = _parts(batch.weights, sizes, rule.parts)
         compute = gradients_of or gradient_of_one(module, loss, rows_of(steps.frozen, rows), steps)
         at_first: list[Tensor] = []
@@ -94,7 +94,7 @@ def train_by_rule(
         rate = steps.learning_rate(step)
         assert isinstance(rate, float), "calls of different rates are not trained together by a rule"
         rule.step(rows_of(values, rows), rows_of(slots, rows), gradient, rows_of(steps.own, rows), rate, step)
-        losses[places] = at_first[0].cpu().to(torch.float64)
+        losses[batches] = at_first[0].cpu().to(torch.float64)
     for name, tensor in values.items():
         tensor.sub_(start[name])
     return values, last_epoch_means(to_array(losses), schedule), slots
@@ -115,13 +115,13 @@ def step_batches(
         return
     for client, n_steps in enumerate(schedule.steps.tolist()):
         for step in range(n_steps):
-            place = starts[step] + client
-            size = int(schedule.sizes[place])
-            features, labels = loader.samples(schedule.samples[place, :size])
+            index = starts[step] + client
+            size = int(schedule.sizes[index])
+            features, labels = loader.samples(schedule.samples[index, :size])
             weights = torch.full((1, size), 1 / size, device=loader.device, dtype=loader.dtype)
             batch = StepBatch(each_input(_with_client, features), labels.unsqueeze(0), weights)
             draws.seed(client, step)
-            yield step, slice(client, client + 1), slice(place, place + 1), batch
+            yield step, slice(client, client + 1), slice(index, index + 1), batch
 
 
 def _parts(weights: Tensor, sizes: Tensor, n_parts: int) -> list[Tensor]:
@@ -131,11 +131,11 @@ def _parts(weights: Tensor, sizes: Tensor, n_parts: int) -> list[Tensor]:
     """
     valid = weights > 0
     part = torch.arange(valid.shape[1], device=valid.device) * n_parts // sizes.unsqueeze(1)
-    found = []
+    shares = []
     for index in range(n_parts):
         inside = valid & (part == index)
-        found.append(inside.to(weights.dtype) / inside.sum(1, keepdim=True).clamp(min=1))
-    return found
+        shares.append(inside.to(weights.dtype) / inside.sum(1, keepdim=True).clamp(min=1))
+    return shares
 
 
 def _with_client(values: Tensor) -> Tensor:
@@ -149,18 +149,18 @@ def _of_client(values: Tensor) -> Tensor:
 
 def gradient_of_one(module: nn.Module, loss: Loss, frozen: Tensors, steps: Steps) -> ChainGradient:
     """Return the gradient of one client, whose tensors have a leading axis of length 1."""
-    kept = {name: tensor[0] for name, tensor in frozen.items()}
+    fixed = {name: tensor[0] for name, tensor in frozen.items()}
 
     def gradient(
         values: Mapping[str, Tensor], features: Inputs, labels: Tensor, weights: Tensor
     ) -> tuple[Tensors, Tensor]:
         now = {name: tensor[0].detach().requires_grad_() for name, tensor in values.items()}
-        parameters = steps.rebuild(now, kept) if steps.rebuild else now
+        parameters = steps.rebuild(now, fixed) if steps.rebuild else now
         losses = loss.per_sample(call_module(module, each_input(_of_client, features), parameters), labels[0])
         objective = (losses * weights[0]).sum() + decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
         of_names = zip(now, gradients, strict=True)
-        return {name: each.unsqueeze(0) for name, each in of_names}, losses.detach().unsqueeze(0)
+        return {name: part.unsqueeze(0) for name, part in of_names}, losses.detach().unsqueeze(0)
 
     return gradient
 
@@ -229,7 +229,7 @@ class Milestones(_ByRound):
     def factor(self, round_index: int, step: int) -> float:
         """Return decay^k, k the number of milestones before this round."""
         del step
-        return float(self.decay ** sum(each < round_index for each in self.rounds))
+        return float(self.decay ** sum(milestone < round_index for milestone in self.rounds))
 
 
 class Cosine(_ByRound):
@@ -333,8 +333,8 @@ def mean_gradients(point: StartPoint) -> Tensors:
     # Batches of a client differ in size, so that the mean over its samples weighs them by theirs.
     samples = torch.zeros(n_clients, dtype=loader.dtype, device=loader.device)
     with float32_products(loader.device):
-        for _, rows, places, batch in step_batches(loader, schedule, point.draws, batched=point.batched):
-            sizes = to_tensor(schedule.sizes[places], loader.device).to(loader.dtype)
+        for _, rows, batches, batch in step_batches(loader, schedule, point.draws, batched=point.batched):
+            sizes = to_tensor(schedule.sizes[batches], loader.device).to(loader.dtype)
             compute = of_all or gradient_of_one(module, point.loss, rows_of(point.frozen, rows), steps)
             weights = batch.weights * sizes.unsqueeze(1)
             gradients, _ = compute(rows_of(values, rows), batch.features, batch.labels, weights)

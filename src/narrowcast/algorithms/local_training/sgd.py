@@ -134,10 +134,10 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     of_loss = network_of(task).loss_on(task.data)
 
     model = network_of(task)
-    own, layers = _own_layers(calls)
+    own_layers, layers = _own_layers(calls)
 
     def starts(order: IntArray) -> Tensors:
-        given = [each.start for each in terms if each.start is not None]
+        given = [asked.start for asked in terms if asked.start is not None]
         begin = of_clients(given, order) if given else of_calls([call.server for call in calls], order)
         return {**begin, **of_clients(layers, order)}
 
@@ -148,7 +148,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         once = np.ones_like(epochs)
         whole = schedule if (epochs == once).all() else draw_schedule(counts, once, padded_batch(task), keys)
         samples = Loader(*_samples(calls, whole.order), device, dtype)
-        frozen = of_calls([each.frozen for each in terms], whole.order)
+        frozen = of_calls([asked.frozen for asked in terms], whole.order)
         draws = ForwardDraws.of(calls, whole.order, before_training=True)
         point = StartPoint(
             module, of_loss, starts(whole.order), samples, whole, terms[0].rebuild, frozen, batched, draws
@@ -156,16 +156,16 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         start_loss, start_gradient = _measured(point, terms[0])
     loader = Loader(*_samples(calls, order), device, dtype)
     steps = Steps(
-        learning_rates=[_rate_of(each, owner[order], loader) for each in rates.T],
+        learning_rates=[_rate_of(rate, owner[order], loader) for rate in rates.T],
         optimizer=training.local_optimizer,
         weight_decay=training.gradient_decay,
         clip_norm=training.clip_norm,
         proximal=terms[0].proximal,
-        correction=of_clients([each.correction or {} for each in terms]),
-        gains=of_clients([each.gains or {} for each in terms]),
+        correction=of_clients([asked.correction or {} for asked in terms]),
+        gains=of_clients([asked.gains or {} for asked in terms]),
         rebuild=terms[0].rebuild,
-        frozen=of_calls([each.frozen for each in terms]),
-        own=of_clients([each.own for each in terms]),
+        frozen=of_calls([asked.frozen for asked in terms]),
+        own=of_clients([asked.own for asked in terms]),
         draws=ForwardDraws.of(calls, order),
         statistics=model.trial(task.data).statistics,
     )
@@ -177,41 +177,41 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         changes, loss, slots = train_by_rule(
             module, of_loss, rule, starts(order), loader, schedule, steps, batched=batched
         )
-    place = _places(order)
+    positions = _places(order)
     stops = np.cumsum(sizes)
-    scheduled = [None if training.learning_rate_schedule is None else each for each in rates]
+    scheduled = [None if training.learning_rate_schedule is None else rate for rate in rates]
     learnt = {name: to_array(values) for name, values in changes.items()}
     return [
         LocalUpdates(
-            changes={name: values.take(part, axis=0) for name, values in learnt.items() if name not in own},
-            state={OWN_LAYERS: call.chunk.state[OWN_LAYERS] + packed(learnt, own)[part]} if own else {},
+            changes={name: values.take(part, axis=0) for name, values in learnt.items() if name not in own_layers},
+            state={OWN_LAYERS: call.chunk.state[OWN_LAYERS] + packed(learnt, own_layers)[part]} if own_layers else {},
             loss=loss[part],
             examples=(counts * epochs)[start:stop],
             steps=schedule.steps[part],
             start_loss=None if start_loss is None else start_loss[start:stop],
             start_gradient={name: values[start:stop] for name, values in start_gradient.items()},
             slots={name: to_array(values).take(part, axis=0) for name, values in slots.items()},
-            rate_sum=None if each is None else _rate_sums(each, schedule.steps[part]),
+            rate_sum=None if rate is None else _rate_sums(rate, schedule.steps[part]),
         )
-        for call, start, stop, each in zip(calls, [0, *stops[:-1]], stops, scheduled, strict=True)
-        for part in [place[start:stop]]
+        for call, start, stop, rate in zip(calls, [0, *stops[:-1]], stops, scheduled, strict=True)
+        for part in [positions[start:stop]]
     ]
 
 
 def _own_layers(calls: Sequence[LocalCall]) -> tuple[tuple[str, ...], list[Arrays]]:
     """Return the names of what clients keep of layers with local statistics, and what those of each call have."""
     model, data = network_of(calls[0].task), calls[0].task.data
-    own = tuple(model.own_layers(data))
-    return own, [model.own_layers_of(call.chunk.state[OWN_LAYERS], data) if own else {} for call in calls]
+    layers = tuple(model.own_layers(data))
+    return layers, [model.own_layers_of(call.chunk.state[OWN_LAYERS], data) if layers else {} for call in calls]
 
 
 def _measured(point: StartPoint, terms: LocalTerms) -> tuple[FloatArray | None, Arrays]:
     """Return the losses [C] and the gradients [C, ...] that the terms ask for, in the order of the calls' clients."""
-    places = _places(point.schedule.order)
+    positions = _places(point.schedule.order)
     gradients = mean_gradients(point) if terms.start_gradient else {}
     return (
-        mean_losses(point)[places] if terms.start_loss else None,
-        {name: to_array(each).take(places, axis=0) for name, each in gradients.items()},
+        mean_losses(point)[positions] if terms.start_loss else None,
+        {name: to_array(gradient).take(positions, axis=0) for name, gradient in gradients.items()},
     )
 
 
@@ -228,9 +228,9 @@ def _rate_sums(rates: FloatArray, steps: IntArray) -> FloatArray:
 
 def _places(order: IntArray) -> IntArray:
     """Return the place of each client in `order`."""
-    places = np.empty(len(order), dtype=np.int64)
-    places[order] = np.arange(len(order))
-    return places
+    positions = np.empty(len(order), dtype=np.int64)
+    positions[order] = np.arange(len(order))
+    return positions
 
 
 def network_of(task: Task[Samples, NetworkTraining]) -> NeuralNetwork:
@@ -278,7 +278,7 @@ def _samples(calls: Sequence[LocalCall], order: IntArray) -> tuple[Labelled, Int
     taken = [call.task.data.train.take(_own(call.task.data, call.chunk.clients)) for call in calls]
     counts = _joined([call.task.data.examples[call.chunk.clients] for call in calls])
     rows = np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])
-    together = Labelled(joined([each.features for each in taken]), _joined([each.labels for each in taken]))
+    together = Labelled(joined([samples.features for samples in taken]), _joined([samples.labels for samples in taken]))
     return together, np.concatenate([rows[client] for client in order])
 
 
@@ -414,16 +414,16 @@ def _batchable(task: Task[Samples, NetworkTraining]) -> str | None:
     if trial.statistics:
         return f"its forward pass changes {trial.statistics[0]}"
     network, module = network_of(task), callable_of(module_of(task), "cpu")
-    trained = {name: each.detach().unsqueeze(0) for name, each in trained_of(module).items()}
+    trained = {name: tensor.detach().unsqueeze(0) for name, tensor in trained_of(module).items()}
     if network.all_trained:  # its parameters have no values yet
-        trained = {name: torch.zeros_like(each) for name, each in trained.items()}
+        trained = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
     some = task.data.train.take(np.arange(2) % len(task.data.train))
     features = as_inputs(some.features, network.torch_dtype)
     try:
         with torch.no_grad():
-            forward, (one, two) = batched_forward(module), (of_each_client(trained, n) for n in (1, 2))
+            forward, (batch_of_one, two) = batched_forward(module), (of_each_client(trained, n) for n in (1, 2))
             alone = forward(two, each_input(lambda values: values.unsqueeze(1), features))
-            together = forward(one, each_input(lambda values: values.unsqueeze(0), features))
+            together = forward(batch_of_one, each_input(lambda values: values.unsqueeze(0), features))
     except (Exception, SystemExit) as error:
         return described(error)
     if not torch.allclose(alone[:, 0], together[0], rtol=1e-3, atol=1e-5, equal_nan=True):

@@ -51,15 +51,17 @@ def train_each(algorithm: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> l
     Budgets, losses and keys concern the protected upload: the plain algorithm sees none of them.
     """
     chunk = replace(chunk, budget_bits=None, lost=None, relayed=None, secrets={})
-    alone = [chunk.take(np.array([place])) for place in range(len(chunk.clients))]
+    alone = [chunk.take(np.array([index])) for index in range(len(chunk.clients))]
     if (call := algorithm.local_call(broadcast, chunk, task)) is not None:
         updates = task.training.train(call.server, chunk, task, call.terms)
-        return [algorithm.upload(broadcast, one, task, _updates_of(updates, place)) for place, one in enumerate(alone)]
-    return [algorithm.train(broadcast, one, task) for one in alone]
+        return [
+            algorithm.upload(broadcast, part, task, _updates_of(updates, index)) for index, part in enumerate(alone)
+        ]
+    return [algorithm.train(broadcast, part, task) for part in alone]
 
 
-def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:
-    only = slice(place, place + 1)
+def _updates_of(updates: LocalUpdates, index: int) -> LocalUpdates:
+    only = slice(index, index + 1)
     return LocalUpdates(
         changes={name: values[only] for name, values in updates.changes.items()},
         state={name: values[only] for name, values in updates.state.items()},
@@ -91,49 +93,53 @@ class UploadProtector:
     secrets: ClientSecrets
     inbox: Inbox
 
-    def send(self, result: ChunkResult, place: int) -> ClientLedger:
+    def send(self, result: ChunkResult, index: int) -> ClientLedger:
         """Send the result of the client at this place of the chunk; lost and refused uploads count their bits.
 
         A client that does not take part sends nothing. A client that stopped answering before its upload, or whose
         training did not stay finite, is counted like one whose upload was lost.
         """
-        client, ledger, participation = int(self.chunk.clients[place]), result.ledger, self.keys.participation
+        client, ledger, participation = int(self.chunk.clients[index]), result.ledger, self.keys.participation
         if client not in participation.rule.sent:
             nothing, rank = np.zeros(1, dtype=np.int64), np.minimum(ledger.rank, 0)
             return replace(ledger, rank=rank, uplink_bits=nothing, delivered=nothing.astype(bool))
         delivered = bool(ledger.delivered[0]) and client in self.keys.present
         if delivered:
-            data = self.envelope(result.partial, place, client)
-            delivered = bool(self.chunk.arrives()[place]) and self._accepted(data)
+            data = self.envelope(result.partial, index, client)
+            delivered = bool(self.chunk.arrives()[index]) and self._accepted(data)
         bits = participation.uplink_bits[[np.searchsorted(participation.clients, client)]]
         return replace(ledger, uplink_bits=bits, delivered=np.array([delivered]))
 
-    def values_cut(self, result: ChunkResult, place: int) -> tuple[int, int]:
+    def values_cut(self, result: ChunkResult, index: int) -> tuple[int, int]:
         """Return how many values of the client at this place are cut at the clip, and how many it sends.
 
         The server does not see this: it is for the simulation's record.
         """
-        sent = self.keys.participation.rule.sent.get(int(self.chunk.clients[place]))
+        sent = self.keys.participation.rule.sent.get(int(self.chunk.clients[index]))
         if sent is None or not result.ledger.delivered[0]:
             return 0, 0
         return self.messages.fixed_point.values_cut(result.partial, self.messages.layout, sent)
 
-    def envelope(self, partial: Arrays, place: int, client: int) -> bytes:
+    def envelope(self, partial: Arrays, index: int, client: int) -> bytes:
         """Return the client's partial sum, protected and signed."""
         messages, round_index, groups = self.messages, self.chunk.round_index, self.keys.participation.rule.sent[client]
         numbers, public = messages.fixed_point, self.keys.public
         integers = numbers.of_client(partial, messages.layout, groups, self.private_seed, (round_index, client))
         bodies = [
-            None if each is None else messages.scheme.encode(group, masked(each, mask), numbers, public)
-            for group, each, mask in zip(messages.layout.groups, integers, self._masks(place, client), strict=True)
+            None
+            if integers_of_group is None
+            else messages.scheme.encode(group, masked(integers_of_group, mask), numbers, public)
+            for group, integers_of_group, mask in zip(
+                messages.layout.groups, integers, self._masks(index, client), strict=True
+            )
         ]
-        return messages.update(round_index, public).seal(client, bodies, self.secrets.signing[place].tobytes())
+        return messages.update(round_index, public).seal(client, bodies, self.secrets.signing[index].tobytes())
 
-    def _masks(self, place: int, client: int) -> Sequence[RingElements | None]:
+    def _masks(self, index: int, client: int) -> Sequence[RingElements | None]:
         """Return a client's mask of each group; None for schemes without masks."""
         if self.secrets.own_secrets is None or self.secrets.pair_seeds is None:
             return [None] * len(self.messages.layout.groups)
-        own_secret, pairs = self.secrets.own_secrets[place].tobytes(), self.secrets.pair_seeds[place]
+        own_secret, pairs = self.secrets.own_secrets[index].tobytes(), self.secrets.pair_seeds[index]
         seeds = {peer: seed.tobytes() for peer, seed in zip(self.keys.present, pairs, strict=True) if peer != client}
         return self.messages.mask_layout().of_client(client, own_secret, seeds, self.keys.participation.rule)
 
@@ -286,8 +292,8 @@ class SecureAggregation(Algorithm):
             participation = policy.of(task, cohort, round_index, budget_bits)
             part = np.isin(cohort, participation.clients)
             messages = replace(policy.messages, cohort=len(participation.clients))
-            each, opener = messages.downlink_bits(participation.at_risk, sends_ranks=policy.ranks_follow_links)
-            bits[part] = each + opener * (np.arange(part.sum()) == participation.opener)
+            per_client, opener = messages.downlink_bits(participation.at_risk, sends_ranks=policy.ranks_follow_links)
+            bits[part] = per_client + opener * (np.arange(part.sum()) == participation.opener)
         return bits
 
     def public_key_bits(self, task: Task) -> int:
@@ -309,8 +315,8 @@ class SecureAggregation(Algorithm):
         began = time.perf_counter()
         inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
         protector = UploadProtector(chunk, task.private_seed, messages, keys, secrets, inbox)
-        ledger = ClientLedger.merged([protector.send(result, place) for place, result in enumerate(results)])
-        cut, values = np.array([protector.values_cut(result, place) for place, result in enumerate(results)]).sum(
+        ledger = ClientLedger.merged([protector.send(result, index) for index, result in enumerate(results)])
+        cut, values = np.array([protector.values_cut(result, index) for index, result in enumerate(results)]).sum(
             axis=0
         )
         encoding = time.perf_counter() - began

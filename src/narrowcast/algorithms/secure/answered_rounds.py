@@ -152,9 +152,9 @@ class AnsweredRounds:
         if self._path is None or self._failure is not None:
             return
         try:
-            found = self._path.stat()
-            same = found.st_size == self._size
-            if same and found.st_ino != self._inode:  # put back, or not looked at before
+            stat = self._path.stat()
+            same = stat.st_size == self._size
+            if same and stat.st_ino != self._inode:  # put back, or not looked at before
                 same = hashlib.sha256(self._path.read_bytes()).digest() == self._written.digest()
         except FileNotFoundError:
             if not self._size:
@@ -164,9 +164,9 @@ class AnsweredRounds:
             raise UserError(_unusable(self._path, error)) from error
         else:
             if same:
-                self._inode = found.st_ino
+                self._inode = stat.st_ino
                 return
-            changed = f"was changed ({self._size:,} bytes were written, {found.st_size:,} are there)"
+            changed = f"was changed ({self._size:,} bytes were written, {stat.st_size:,} are there)"
         raise UserError(
             f"{self._path} {changed}: clients do not answer if what they answered may be forgotten; put it back, then "
             "resume the run, or start a new one"

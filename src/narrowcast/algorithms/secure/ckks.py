@@ -124,8 +124,8 @@ def decrypt(context: Any, residues: RingElements, n_slots: int, scale_bits: int,
     tenseal = library("tenseal", "secure.kind = ckks")
     template = tenseal.ckks_vector(context, [0.0] * (ring // 2), 2.0**scale_bits).serialize()
     slots = [
-        tenseal.ckks_vector_from(context, _with_residues(template, each)).decrypt()
-        for each in residues.reshape(-1, 2 * ring)
+        tenseal.ckks_vector_from(context, _with_residues(template, part)).decrypt()
+        for part in residues.reshape(-1, 2 * ring)
     ]
     return np.rint(np.concatenate(slots)[:n_slots]).astype(np.int64)
 
@@ -258,9 +258,9 @@ def _split(slots: Integers, per_slot: int, bits: int) -> tuple[Integers, Integer
     """Return the signed digits [slots * per_slot] and the bits above them [slots]."""
     digits: NDArray[np.int64] = np.empty((len(slots), per_slot), dtype=np.int64)
     half, rest = np.int64(1) << np.int64(bits - 1), slots
-    for place in range(per_slot):
-        digits[:, place] = ((rest + half) & ((half << np.int64(1)) - 1)) - half
-        rest = (rest - digits[:, place]) >> np.int64(bits)
+    for index in range(per_slot):
+        digits[:, index] = ((rest + half) & ((half << np.int64(1)) - 1)) - half
+        rest = (rest - digits[:, index]) >> np.int64(bits)
     return digits.ravel(), rest
 
 

@@ -154,36 +154,36 @@ class KeyStore:
                 self._round[client].train_on(arrays["model"].tobytes())
             none = bytes(SECRET_BYTES), dict[int, bytes]()
             seeds = [self._round[client].mask_seeds() if client in self._round else none for client in clients]
-            held["own"] = _rows([own for own, _ in seeds])
-            pairs = [b"".join(each.get(peer, bytes(SECRET_BYTES)) for peer in self._round) for _, each in seeds]
+            held["own"] = _rows([own_seed for own_seed, _ in seeds])
+            pairs = [b"".join(of_pairs.get(peer, bytes(SECRET_BYTES)) for peer in self._round) for _, of_pairs in seeds]
             held["pairs"] = _rows(pairs).reshape(len(clients), len(self._round), SECRET_BYTES)
         return held
 
     def _open(self, round_index: int, arrays: Arrays) -> Arrays:
         """Decrypt a group's sum over the survivors `clients`; there are as many sums as `begin` told groups.
 
-        `group` is (place, values, counts, max_weight, max_clients, rows). Rows that fewer than `smallest_count` clients
+        `group` is (index, values, counts, max_weight, max_clients, rows). Rows that fewer than `smallest_count` clients
         touched are zeros in the answer.
         """
         if not isinstance(self._scheme, Encryption):
             raise PayloadError("there is no key to open a sum with")
-        place, n_values, n_counts, max_weight, max_clients, rows = arrays["group"].tolist()
-        if not 0 <= place < self._told["groups"].shape[1]:
-            raise PayloadError(f"round {round_index} has no group {place}")
+        index, n_values, n_counts, max_weight, max_clients, rows = arrays["group"].tolist()
+        if not 0 <= index < self._told["groups"].shape[1]:
+            raise PayloadError(f"round {round_index} has no group {index}")
         group = Group((Part("", None, n_values),), (Part("", None, n_counts),))
         numbers = self._scheme.fixed_point(max_weight, max_clients)
         elements = np.asarray(arrays["elements"], dtype=np.uint64)
         small = copy(self._small_counts.get(round_index, SmallCounts(rows, self._scheme.smallest_count)))
         integers = self._scheme.decrypt_sum(self._secret, group, elements, numbers)
         opened = {"integers": small.blanked(group, integers)}
-        self._answered.open(round_index, place, arrays["clients"].tolist(), opened)
+        self._answered.open(round_index, index, arrays["clients"].tolist(), opened)
         self._small_counts = {round_index: small}  # not the counts of a sum that was refused
         return opened
 
     def _sign(self, round_index: int, arrays: Arrays) -> Arrays:
         """Return the list of survivors `clients` as each of the clients `asked` signs it, [asked, bytes]."""
         survivors, asked = frozenset(arrays["clients"].tolist()), self._asked(arrays)
-        signed = [each.sign_survivors(survivors) for each in asked]
+        signed = [client.sign_survivors(survivors) for client in asked]
         self._remember(round_index, asked)
         return {"signed": _rows(signed)}
 
@@ -192,15 +192,18 @@ class KeyStore:
 
         `signed` are the signed lists that the clients are shown, [signatures, bytes].
         """
-        survivors, signed = frozenset(arrays["clients"].tolist()), [each.tobytes() for each in arrays["signed"]]
+        survivors, signed = (
+            frozenset(arrays["clients"].tolist()),
+            [signature.tobytes() for signature in arrays["signed"]],
+        )
         asked = self._asked(arrays)
-        revealed = {str(each.client): _bytes(each.unmask(survivors, signed)) for each in asked}
+        revealed = {str(client.client): _bytes(client.unmask(survivors, signed)) for client in asked}
         self._remember(round_index, asked)
         return revealed
 
     def _remember(self, round_index: int, clients: Sequence[MaskingClient]) -> None:
         """Write down the lists that clients accepted, before their answers leave."""
-        accepted = {each.client: each.accepted for each in clients if each.accepted is not None}
+        accepted = {client.client: client.accepted for client in clients if client.accepted is not None}
         self._answered.accept(round_index, accepted)
 
     def _asked(self, arrays: Arrays) -> list[MaskingClient]:

@@ -125,7 +125,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def _main() -> None:
-    answered, folders = sys.argv[2], [Path(each) for each in sys.argv[3:]]
+    answered, folders = sys.argv[2], [Path(folder) for folder in sys.argv[3:]]
     scheme = _SCHEME.validate_json(sys.argv[1], context={FOLDERS: folders})
     assert isinstance(scheme, Protection), "schemes without protection have no keys"
     # A server that was killed reads no answer, which is nothing to report.

@@ -52,21 +52,21 @@ def split(secret: bytes, points: Sequence[int], chosen: Mapping[int, bytes]) -> 
     The shares of the first points are `chosen`, uniform and known to their recipients beforehand, so that only the
     others have to be sent.
     """
-    known, others = (0, *chosen), tuple(point for point in points if point not in chosen)
+    known, remaining = (0, *chosen), tuple(point for point in points if point not in chosen)
     if len(secret) != SECRET_BYTES or len(known) > len(points) or min(points) < 1:
         raise ValueError(f"{len(known)} of {len(points)} shares of a secret of {len(secret)} bytes cannot be made")
-    values = [int.from_bytes(each, "big") for each in (secret, *chosen.values())]
+    values = [int.from_bytes(part, "big") for part in (secret, *chosen.values())]
     shares = dict(chosen)
-    for point, weights in zip(others, _interpolation(known, others), strict=True):
-        value = sum(weight * each for weight, each in zip(weights, values, strict=True)) % PRIME
+    for point, weights in zip(remaining, _interpolation(known, remaining), strict=True):
+        value = sum(weight * term for weight, term in zip(weights, values, strict=True)) % PRIME
         shares[point] = value.to_bytes(SHARE_BYTES, "big")
     return shares
 
 
 @lru_cache(maxsize=16)
-def _interpolation(known: tuple[int, ...], others: tuple[int, ...]) -> list[list[int]]:
+def _interpolation(known: tuple[int, ...], targets: tuple[int, ...]) -> list[list[int]]:
     """Return the weights of the values at the `known` points in the value at each of the others."""
-    inverses = {each: pow(each, -1, PRIME) for each in range(1, max((*known, *others)) + 1)}
+    inverses = {factor: pow(factor, -1, PRIME) for factor in range(1, max((*known, *targets)) + 1)}
 
     def inverse(difference: int) -> int:
         return inverses[difference] if difference > 0 else PRIME - inverses[-difference]
@@ -74,11 +74,11 @@ def _interpolation(known: tuple[int, ...], others: tuple[int, ...]) -> list[list
     at_known = []
     for point in known:
         weight = 1
-        for other in known:
-            weight = weight * inverse(point - other) % PRIME if other != point else weight
+        for node in known:
+            weight = weight * inverse(point - node) % PRIME if node != point else weight
         at_known.append(weight)
     rows = []
-    for target in others:
+    for target in targets:
         whole = 1
         for point in known:
             whole = whole * (target - point) % PRIME
@@ -93,9 +93,9 @@ def lagrange_weights(points: tuple[int, ...]) -> list[int]:
     weights = []
     for point in points:
         above, below = 1, 1
-        for other in points:
-            if other != point:
-                above, below = above * other % PRIME, below * (other - point) % PRIME
+        for node in points:
+            if node != point:
+                above, below = above * node % PRIME, below * (node - point) % PRIME
         weights.append(above * pow(below, -1, PRIME) % PRIME)
     return weights
 
@@ -240,10 +240,10 @@ def read_key_files(folder: Path, scheme: Protection) -> ClientKeys:
 
 
 def _check_modes(path: Path) -> None:
-    for each, forbidden, what in ((path, 0o077, "read"), (path.parent, 0o022, "replace")):
-        if (mode := each.stat().st_mode) & forbidden:
-            right = "600" if each is path else "700"
-            raise UserError(f"others may {what} the keys: {each} has mode {mode & 0o777:o}; chmod {right} it")
+    for checked, forbidden, what in ((path, 0o077, "read"), (path.parent, 0o022, "replace")):
+        if (mode := checked.stat().st_mode) & forbidden:
+            right = "600" if checked is path else "700"
+            raise UserError(f"others may {what} the keys: {checked} has mode {mode & 0o777:o}; chmod {right} it")
 
 
 def _sha256(keys: ClientKeys) -> str:

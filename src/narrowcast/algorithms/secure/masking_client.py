@@ -103,22 +103,22 @@ class MaskingClient:
         message = self.messages.advertised_keys(self.round_index)
         self._peers = dict(sorted(self.enrolled.open(message, data) for data in advertised))
         self._rule = rule
-        own = self._mask_public + self._seal_public
-        if len(self._peers) < rule.threshold or self._peers.get(self.client, b"")[:64] != own:
+        own_keys = self._mask_public + self._seal_public
+        if len(self._peers) < rule.threshold or self._peers.get(self.client, b"")[:64] != own_keys:
             raise PayloadError(f"client {self.client} shares nothing: {len(self._peers)} clients advertised keys")
         if not self._peers.keys() <= rule.sent.keys():
             raise PayloadError(f"client {self.client} shares nothing: clients advertised keys that do not take part")
-        points = {peer: place + 1 for place, peer in enumerate(rule.clients) if peer in self._peers}
+        points = {peer: index + 1 for index, peer in enumerate(rule.clients) if peer in self._peers}
         held = [self._mask_key.private_bytes_raw(), self._own_secret]
         held += [shared_seed(self._own_secret)] * bool(rule.risky(self.client))
         derived = {peer: self._derived_shares(self.client, peer) for peer in self._deriving()}
         shares = [
-            split(secret, list(points.values()), {points[peer]: each[place] for peer, each in derived.items()})
-            for place, secret in enumerate(held)
+            split(secret, list(points.values()), {points[peer]: drawn[index] for peer, drawn in derived.items()})
+            for index, secret in enumerate(held)
         ]
         sealed = []
         for peer, point in points.items():
-            data = b"".join(each[point] for each in shares)
+            data = b"".join(share[point] for share in shares)
             if peer == self.client:
                 self._shares[peer] = data
             elif peer not in derived:
@@ -201,10 +201,10 @@ class MaskingClient:
         self._accept(survivors)
         if self.messages.active:
             self._check_signatures(survivors, signed)
-        opened, own = rule.opened(survivors), OwnSeeds.of(self._own_secret, rule.risky(self.client))
+        opened, own_seeds = rule.opened(survivors), OwnSeeds.of(self._own_secret, rule.risky(self.client))
         whole = rule.fully_opened(opened)
         shares = [self._share_of(peer, survivors, whole) for peer in rule.clients]
-        seeds = [seed if opened[place] else _HIDDEN_SEED for place, seed in own.of_group.items()]
+        seeds = [seed if opened[group] else _HIDDEN_SEED for group, seed in own_seeds.of_group.items()]
         message = self.messages.unmasking_shares(self.round_index, len(seeds))
         return message.seal(self.client, [b"".join([*shares, *seeds])], self.signing_key)
 
@@ -297,7 +297,7 @@ def agree_on_keys(
         client: MaskingClient(messages, round_index, client, signing_keys[client], enrolled, agreements)
         for client in rule.clients
     }
-    sent = {client: each.advertise_keys() for client, each in clients.items() if stop[client] > ADVERTISES}
+    sent = {client: state.advertise_keys() for client, state in clients.items() if stop[client] > ADVERTISES}
     advertised, accepted = dict[int, bytes](), list[bytes]()
     for client, data in sent.items():
         with suppress(PayloadError):

@@ -94,7 +94,7 @@ class OwnSeeds:
     @classmethod
     def of(cls, root: bytes, risky: Sequence[int]) -> OwnSeeds:
         """Derive the seeds from the client's secret; `risky` are the places of the groups at risk that it sends."""
-        return cls(shared_seed(root), {place: derive_key(root, b"own mask of a group", place) for place in risky})
+        return cls(shared_seed(root), {group: derive_key(root, b"own mask of a group", group) for group in risky})
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ class MaskLayout:
 
         One stream is drawn for the chosen groups, one after the other.
         """
-        places, start = np.flatnonzero(groups).tolist(), 0
+        sent, start = np.flatnonzero(groups).tolist(), 0
         kind = np.dtype(f"<u{self.bits // 8}")
-        count = sum(self.sizes[place] for place in places)
+        count = sum(self.sizes[group] for group in sent)
         stream = np.frombuffer(Cipher(AES(seed), _COUNTER).encryptor().update(bytes(count * kind.itemsize)), dtype=kind)
-        for place in places:
-            part = stream[start : start + self.sizes[place]]
-            (np.subtract if negative else np.add)(totals[place], part, out=totals[place])
-            start += self.sizes[place]
+        for group in sent:
+            part = stream[start : start + self.sizes[group]]
+            (np.subtract if negative else np.add)(totals[group], part, out=totals[group])
+            start += self.sizes[group]
 
     def add_own(self, totals: list[NDArray[Any]], seeds: OwnSeeds, sent: BoolArray, at_risk: BoolArray) -> None:
         """Add a client's own masks of the groups that it sends to the totals, in place; [groups] both.
@@ -131,8 +131,8 @@ class MaskLayout:
         A group at risk whose seed is not known is left out.
         """
         self.add(totals, seeds.shared, sent & ~at_risk)
-        for place, seed in seeds.of_group.items():
-            self.add(totals, seed, np.arange(len(self.sizes)) == place)
+        for group, seed in seeds.of_group.items():
+            self.add(totals, seed, np.arange(len(self.sizes)) == group)
 
     def of_client(
         self, client: int, own_secret: bytes, pair_seeds: Mapping[int, bytes], rule: OpenableGroups

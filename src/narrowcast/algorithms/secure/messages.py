@@ -96,10 +96,10 @@ class EnvelopeFormat:
         except InvalidSignature:
             raise PayloadError(f"the envelope of client {client} was changed, or is not signed by it") from None
         bodies: list[memoryview | None] = []
-        place = _HEADER.size + self._mask_bytes
+        start = _HEADER.size + self._mask_bytes
         for size, sent in zip(self.sizes, groups, strict=True):
-            bodies.append(view[place : place + size] if sent else None)
-            place += size * int(sent)
+            bodies.append(view[start : start + size] if sent else None)
+            start += size * int(sent)
         return client, bodies
 
     @property
@@ -242,7 +242,7 @@ class Messages:
         sent = [self.advertised_keys(0), self.shares(0, 0, 0), self.unmasking_shares(0, 0)]
         if self.active:
             sent.append(self.survivors_seen(0, b""))
-        return sum(each.size_bytes(_ONE_GROUP) for each in sent)
+        return sum(message.size_bytes(_ONE_GROUP) for message in sent)
 
     @property
     def _deriving(self) -> BoolArray:
@@ -272,7 +272,7 @@ class Messages:
         if isinstance(self.scheme, Masked):
             lists = self.survivors(0), *(self.ranks(0),) * sends_ranks
             same = RUN_BYTES + self.cohort * self.advertised_keys(0).size_bytes(_ONE_GROUP)
-            same += sum(each.size_bytes(_ONE_GROUP) for each in lists)
+            same += sum(message.size_bytes(_ONE_GROUP) for message in lists)
             if self.active:
                 signatures = self.scheme.survivors_needed(self.cohort)
                 same += signatures * self.survivors_seen(0, b"").size_bytes(_ONE_GROUP)

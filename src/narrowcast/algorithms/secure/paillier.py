@@ -169,21 +169,21 @@ class Paillier(Encryption):
         return -(-(group.n_values + group.n_counts) // self.values_each(numbers))
 
 
-def pack(integers: Integers, each: int, width: int) -> list[int]:
-    """Return signed integers `each` at a time as sums of integer * 2^(width * place)."""
+def pack(integers: Integers, per_number: int, width: int) -> list[int]:
+    """Return signed integers `per_number` at a time as sums of integer * 2^(width * index)."""
     numbers = integers.tolist()
     return [
-        sum(value << (width * place) for place, value in enumerate(numbers[start : start + each]))
-        for start in range(0, len(numbers), each)
+        sum(value << (width * index) for index, value in enumerate(numbers[start : start + per_number]))
+        for start in range(0, len(numbers), per_number)
     ]
 
 
-def unpack(packed: Sequence[int], each: int, width: int, count: int) -> Integers:
+def unpack(packed: Sequence[int], per_number: int, width: int, count: int) -> Integers:
     """Return the signed integers of `width` bits that numbers, or sums of numbers, of `pack` carry, [count]."""
     half, integers = 1 << (width - 1), list[int]()
     for number in packed:
         rest = number
-        for _ in range(min(each, count - len(integers))):
+        for _ in range(min(per_number, count - len(integers))):
             value = ((rest + half) & (2 * half - 1)) - half
             integers.append(value)
             rest = (rest - value) >> width

@@ -174,8 +174,8 @@ class SmallCounts:
         if self._counts is None:
             raise PayloadError("the counts of the items have to be opened before their values")
         few = self._counts < self.least
-        kept = np.where(few, 0, values.reshape(self.rows, -1)).ravel() if group.n_values else values
-        return np.concatenate([kept, np.where(few, 0, self._counts).ravel() if group.n_counts else counts])
+        blanked_values = np.where(few, 0, values.reshape(self.rows, -1)).ravel() if group.n_values else values
+        return np.concatenate([blanked_values, np.where(few, 0, self._counts).ravel() if group.n_counts else counts])
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,8 @@ class ClientSecrets:
     @classmethod
     def of(cls, arrays: Arrays) -> ClientSecrets:
         """Read the key store's answer to `secrets`."""
-        own, pairs = (np.asarray(arrays[name]) if name in arrays else None for name in ("own", "pairs"))
-        return cls(np.asarray(arrays["signing"]), own, pairs)
+        own_secrets, pairs = (np.asarray(arrays[name]) if name in arrays else None for name in ("own", "pairs"))
+        return cls(np.asarray(arrays["signing"]), own_secrets, pairs)
 
     def __repr__(self) -> str:
         return "ClientSecrets(...)"

@@ -80,13 +80,13 @@ class FixedPoint:
         weight = _weight(partial, layout)
         start, integers = 0, list[Integers | None]()
         for group, sent in zip(layout.groups, sends, strict=True):
-            places = np.arange(start, start + group.n_values)
+            counters = np.arange(start, start + group.n_values)
             start += group.n_values
             if not sent:
                 integers.append(None)
                 continue
             scaled = _concatenated(group.values, partial) / (weight * self.step)
-            random = uniform_unit(random_key, places) if self.rounding == "stochastic" else 0.5
+            random = uniform_unit(random_key, counters) if self.rounding == "stochastic" else 0.5
             most = 2 ** (self.bits - 1)
             rounded = np.clip(np.floor(scaled + random), -most, most).astype(np.int64) * weight
             integers.append(np.concatenate([rounded, _concatenated(group.counts, partial).astype(np.int64)]))
@@ -96,7 +96,7 @@ class FixedPoint:
         """Return how many of the values that a client sends are cut at the clip, and how many it sends."""
         most, groups = self.clip * _weight(partial, layout), zip(layout.groups, sends, strict=True)
         values = [_concatenated(group.values, partial) for group, sent in groups if sent]
-        return sum(int((np.abs(each) > most).sum()) for each in values), sum(map(len, values))
+        return sum(int((np.abs(block) > most).sum()) for block in values), sum(map(len, values))
 
     def total(self, sums: list[Integers | None], layout: SumLayout) -> dict[str, NDArray[Any]]:
         """Return the partial sum that the groups' integer sums represent; zeros for a group without one."""
@@ -144,8 +144,10 @@ def pack_elements(elements: RingElements, bits: int) -> bytes:
         pairs = np.empty((len(first), 2), dtype="<u8")
         pairs[:, 0], pairs[:, 1] = first | second << np.uint64(bits), second >> np.uint64(64 - bits)
         return pairs.view(np.uint8).reshape(-1, 16)[:, : bits // 4].tobytes()
-    each = np.unpackbits(elements.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, count=bits, bitorder="little")
-    return np.packbits(each.ravel(), bitorder="little").tobytes()
+    expanded = np.unpackbits(
+        elements.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, count=bits, bitorder="little"
+    )
+    return np.packbits(expanded.ravel(), bitorder="little").tobytes()
 
 
 def unpack_elements(data: bytes | memoryview, count: int, bits: int) -> RingElements:
@@ -161,11 +163,11 @@ def unpack_elements(data: bytes | memoryview, count: int, bits: int) -> RingElem
         elements[0::2] = pairs[:, 0] & np.uint64(2**bits - 1)
         elements[1::2] = pairs[:, 0] >> np.uint64(bits) | pairs[:, 1] << np.uint64(64 - bits)
         return elements
-    each = np.unpackbits(raw, bitorder="little")
-    if each[count * bits :].any():
+    expanded = np.unpackbits(raw, bitorder="little")
+    if expanded[count * bits :].any():
         raise PayloadError("there are bits after the last element")
     wide = np.zeros((count, 64), dtype=np.uint8)
-    wide[:, :bits] = each[: count * bits].reshape(count, bits)
+    wide[:, :bits] = expanded[: count * bits].reshape(count, bits)
     return np.packbits(wide, axis=1, bitorder="little").view("<u8")[:, 0].astype(np.uint64)
 
 

@@ -57,13 +57,13 @@ class MaskRecovery:
         """
         if len(revealed) < rule.threshold:
             raise PayloadError(f"{len(revealed)} of {len(survivors)} clients revealed shares, {rule.threshold} needed")
-        places = {client: place for place, client in enumerate(rule.clients)}
+        points = {client: index for index, client in enumerate(rule.clients)}
         used, own_seeds, private = list(revealed)[: rule.threshold], dict[int, OwnSeeds](), {}
         opened = left = rule.opened(survivors)
         fully_opened = rule.fully_opened(opened)
         for client, keys in advertised.items():
-            at = places[client] * SHARE_BYTES
-            shares = {places[each] + 1: bytes(revealed[each][at : at + SHARE_BYTES]) for each in used}
+            at = points[client] * SHARE_BYTES
+            shares = {points[peer] + 1: bytes(revealed[peer][at : at + SHARE_BYTES]) for peer in used}
             try:
                 secret = combine(shares)
             except ValueError:
@@ -73,22 +73,22 @@ class MaskRecovery:
                 matches = private[client].public_key().public_bytes_raw() == keys[:32]
             else:
                 risky, whole = rule.risky(client), client in fully_opened
-                own = OwnSeeds.of(secret, risky) if whole else OwnSeeds(secret, {})
-                matches = hashlib.sha256(own.shared).digest() == keys[64:]
+                seeds = OwnSeeds.of(secret, risky) if whole else OwnSeeds(secret, {})
+                matches = hashlib.sha256(seeds.shared).digest() == keys[64:]
                 if not whole and client in revealed:
-                    own = OwnSeeds(secret, _revealed_seeds(revealed[client], risky, opened, len(rule.clients)))
-                own_seeds[client] = own
+                    seeds = OwnSeeds(secret, _revealed_seeds(revealed[client], risky, opened, len(rule.clients)))
+                own_seeds[client] = seeds
             if not matches:
                 raise PayloadError(f"the shares of client {client}'s secret do not give the one that it advertised")
-        for client, own in own_seeds.items():
-            left = left & ~(rule.sent[client] & rule.at_risk & ~_marked(own.of_group, len(opened)))
+        for client, seeds in own_seeds.items():
+            left = left & ~(rule.sent[client] & rule.at_risk & ~_marked(seeds.of_group, len(opened)))
         return cls(round_index, rule, left, own_seeds, private)
 
     def masks(self, layout: MaskLayout, advertised: Mapping[int, bytes]) -> list[RingElements]:
         """Return the masks that are left in the sum of each group; meaningless for a group that is not opened."""
         totals, agreements, sent = layout.zeros(), KeyAgreements(), self.rule.sent
-        for client, own in self.own_seeds.items():
-            layout.add_own(totals, own, sent[client], self.rule.at_risk)
+        for client, seeds in self.own_seeds.items():
+            layout.add_own(totals, seeds, sent[client], self.rule.at_risk)
         for dropout, key in self.dropout_keys.items():
             for client in self.own_seeds:
                 ends = advertised[dropout][:32], advertised[client][:32]
@@ -118,11 +118,11 @@ def _revealed_seeds(
     """Return the seeds of groups at risk that a client revealed of its own masks."""
     start = participants * SHARE_BYTES
     seeds = [bytes(body[start + at * SECRET_BYTES :][:SECRET_BYTES]) for at in range(len(risky))]
-    return {place: seed for place, seed in zip(risky, seeds, strict=True) if opened[place]}
+    return {group: seed for group, seed in zip(risky, seeds, strict=True) if opened[group]}
 
 
-def _marked(places: Collection[int], groups: int) -> BoolArray:
-    return np.isin(np.arange(groups), list(places))
+def _marked(marked: Collection[int], groups: int) -> BoolArray:
+    return np.isin(np.arange(groups), list(marked))
 
 
 @dataclass
@@ -154,9 +154,9 @@ class Inbox:
             for group, body in zip(self.messages.layout.groups, bodies, strict=True)
         ]
         self.received.add(client)
-        for place, each in enumerate(elements):
-            if each is not None:
-                self.sums[place] = merged(self.sums[place], each, self.messages, self.public)
+        for index, element in enumerate(elements):
+            if element is not None:
+                self.sums[index] = merged(self.sums[index], element, self.messages, self.public)
         return client
 
 
@@ -178,12 +178,12 @@ _MUCH_CLIPPING = 0.01
 
 def protected_sums(inbox: Inbox) -> Arrays:
     """Return a chunk's partial sum: each group's protected sum."""
-    return _SUMS.add({str(place): elements for place, elements in enumerate(inbox.sums) if elements is not None})
+    return _SUMS.add({str(group): elements for group, elements in enumerate(inbox.sums) if elements is not None})
 
 
 def protected_groups(partial: Arrays) -> dict[int, RingElements]:
     """Return the protected sum of each group in a chunk's partial sum, by place."""
-    return {int(place): np.asarray(elements) for place, elements in _SUMS.of(partial).items()}
+    return {int(group): np.asarray(elements) for group, elements in _SUMS.of(partial).items()}
 
 
 class SumOpener:
@@ -225,14 +225,14 @@ class SumOpener:
 
     def _say_what_does_not_count(self, chunks: Sequence[Chunk]) -> None:
         arrive = np.concatenate([chunk.clients[chunk.arrives()] for chunk in chunks])
-        others = np.setdiff1d(arrive, self._survivors) if len(self._survivors) else arrive[:0]
-        if len(others):
+        excluded = np.setdiff1d(arrive, self._survivors) if len(self._survivors) else arrive[:0]
+        if len(excluded):
             logger.warning(
                 "round %d is repeated over the %d clients whose sum was opened before the interruption; uploads of %d "
                 "others do not count",
                 self._round,
                 len(self._survivors),
-                len(others),
+                len(excluded),
             )
 
     def _participation(self, chunks: Sequence[Chunk]) -> Participation:
@@ -265,10 +265,10 @@ class SumOpener:
                 return self._refused(results, messages, f"the masks cannot be removed: {error}")
             opened, masks = recovery.opened, recovery.masks(messages.mask_layout(), keys.advertised)
         sums, small = list[Integers | None](), SmallCounts(messages.layout.rows, messages.scheme.smallest_count)
-        for place, may_be_opened in enumerate(opened.tolist()):
-            elements = _folded(results, place, messages, keys.public)
+        for index, may_be_opened in enumerate(opened.tolist()):
+            elements = _folded(results, index, messages, keys.public)
             opens = may_be_opened and elements is not None
-            sums.append(self._open(place, np.asarray(elements), messages, masks, small, arrived) if opens else None)
+            sums.append(self._open(index, np.asarray(elements), messages, masks, small, arrived) if opens else None)
         self._warn_of_small_counts(sums, messages)
         total = messages.fixed_point.total(sums, messages.layout)
         return [replace(result, partial=total) for result in results]
@@ -319,7 +319,7 @@ class SumOpener:
 
     def _open(
         self,
-        place: int,
+        index: int,
         elements: RingElements,
         messages: Messages,
         masks: list[RingElements],
@@ -328,16 +328,16 @@ class SumOpener:
     ) -> Integers:
         """Return the integers of one group's sum, without the rows that too few clients touched."""
         layout, numbers, scheme = messages.layout, messages.fixed_point, messages.scheme
-        group = layout.groups[place]
+        group = layout.groups[index]
         if isinstance(scheme, Encryption):
             plan = np.array(
-                [place, group.n_values, group.n_counts, numbers.max_weight, numbers.max_clients, layout.rows]
+                [index, group.n_values, group.n_counts, numbers.max_weight, numbers.max_clients, layout.rows]
             )
             request = {"group": plan, "elements": elements, "clients": arrived}
             with refusals_end_the_run(self._round):
                 answer = self._key_store.call("open", self._round, request)
             return np.asarray(answer["integers"])
-        opened = scheme.open_sum(group, elements - masks[place] if masks else elements, numbers)
+        opened = scheme.open_sum(group, elements - masks[index] if masks else elements, numbers)
         return small_counts.blanked(group, opened)
 
     def _warn_of_small_counts(self, sums: Sequence[Integers | None], messages: Messages) -> None:
@@ -346,9 +346,9 @@ class SumOpener:
         if isinstance(messages.scheme, Plain) or not layout.rows or "small counts" in self._warned_of:
             return
         few = np.zeros(layout.rows, dtype=bool)
-        for group, each in zip(layout.groups, sums, strict=True):
-            if each is not None and group.n_counts:
-                counts = each[group.n_values :].reshape(layout.rows, -1)
+        for group, opened in zip(layout.groups, sums, strict=True):
+            if opened is not None and group.n_counts:
+                counts = opened[group.n_values :].reshape(layout.rows, -1)
                 few |= ((counts > 0) & (counts < least)).any(axis=1)
         if few.any():
             self._warned_of.add("small counts")
@@ -363,10 +363,10 @@ class SumOpener:
             )
 
 
-def _folded(results: Sequence[ChunkResult], place: int, messages: Messages, public: PublicKey) -> RingElements | None:
+def _folded(results: Sequence[ChunkResult], index: int, messages: Messages, public: PublicKey) -> RingElements | None:
     """Return the protected sum of a group over all chunks; None if no client sent it."""
     elements: RingElements | None = None
     for result in results:
-        if (part := result.partial.get(_SUMS.name(str(place)))) is not None:
+        if (part := result.partial.get(_SUMS.name(str(index)))) is not None:
             elements = merged(elements, part, messages, public)
     return elements
