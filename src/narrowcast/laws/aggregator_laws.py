@@ -32,8 +32,8 @@ def _changes(clients: int) -> tuple[Arrays, FloatArray]:
     return changes, weights
 
 
-def _far_apart(some: Arrays, others: Arrays) -> bool:
-    return not all(np.allclose(some[name], others[name], rtol=1e-4, atol=1e-5) for name in _SHAPES)
+def _far_apart(some: Arrays, changed: Arrays) -> bool:
+    return not all(np.allclose(some[name], changed[name], rtol=1e-4, atol=1e-5) for name in _SHAPES)
 
 
 def an_aggregate_has_the_shape_of_one_change(aggregator: Aggregator) -> None:
@@ -49,7 +49,7 @@ def an_aggregate_has_the_shape_of_one_change(aggregator: Aggregator) -> None:
 def an_aggregate_depends_on_its_arguments_alone(aggregator: Aggregator) -> None:
     """Aggregate twice, the second time through pickle."""
     again: Any = pickle.loads(pickle.dumps(aggregator))
-    first, second = (each.aggregate(*_changes(7)) for each in (aggregator, again))
+    first, second = (instance.aggregate(*_changes(7)) for instance in (aggregator, again))
     hold(digest(first) == digest(second), "the same changes have another aggregate")
 
 

@@ -115,7 +115,7 @@ def server_variants(algorithm: Any) -> dict[str, Any]:
 
 
 def _with_fields(algorithm: Any, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    variants = {name: _with_those_it_has(algorithm, each) for name, each in fields.items()}
+    variants = {name: _with_those_it_has(algorithm, values) for name, values in fields.items()}
     return {name: variant for name, variant in variants.items() if variant is not None}
 
 
@@ -132,7 +132,7 @@ def _with_those_it_has(algorithm: Any, fields: Mapping[str, Any]) -> Any | None:
 
 def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
     """Return each algorithm on each model that it trains."""
-    found = {}
+    cases = {}
     for label, algorithm in algorithms.items():
         check_traits(algorithm)
         for name, model in MODELS.items():
@@ -142,8 +142,8 @@ def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
                 case = Trained(algorithm, model, training)
                 with suppress(UserError):
                     Run(PLAN, algorithm, case.task).check()
-                    found["-".join(filter(None, (name, label)))] = case
-    return found
+                    cases["-".join(filter(None, (name, label)))] = case
+    return cases
 
 
 def results_do_not_depend_on_the_placement_or_order_of_chunks(case: Trained) -> None:
@@ -151,7 +151,10 @@ def results_do_not_depend_on_the_placement_or_order_of_chunks(case: Trained) -> 
     shuffled = run(PLAN, case.algorithm, case.task, executor=Shuffled(case.algorithm, case.task))
     hold(sha256(case.algorithm, case.straight) == sha256(case.algorithm, shuffled), "the models differ")
     hold(records(case.straight) == records(shuffled), "the records differ")
-    hold([each.metrics for each in case.straight] == [each.metrics for each in shuffled], "the metrics differ")
+    hold(
+        [outcome.metrics for outcome in case.straight] == [outcome.metrics for outcome in shuffled],
+        "the metrics differ",
+    )
 
 
 def a_resumed_run_equals_the_uninterrupted_run(case: Trained) -> None:
@@ -170,23 +173,26 @@ def a_resumed_run_equals_the_uninterrupted_run(case: Trained) -> None:
 
 def another_seed_gives_another_result(case: Trained) -> None:
     """Run with seeds 0 and 1."""
-    other = run(PLAN.model_copy(update={"seed": 1}), case.algorithm, case.task_at(1))
-    hold(sha256(case.algorithm, case.straight) != sha256(case.algorithm, other), "seeds 0 and 1 give one model")
+    reseeded = run(PLAN.model_copy(update={"seed": 1}), case.algorithm, case.task_at(1))
+    hold(sha256(case.algorithm, case.straight) != sha256(case.algorithm, reseeded), "seeds 0 and 1 give one model")
 
 
 def the_server_does_not_depend_on_the_private_seed(case: Trained) -> None:
     """Give the server's half another private seed than its clients have."""
     algorithm, task, everyone = case.algorithm, case.task, np.arange(N_CLIENTS)
-    other = replace(task, private_seed=PrivateSeed(task.private_seed.value + 1))
+    changed = replace(task, private_seed=PrivateSeed(task.private_seed.value + 1))
     states, sent, known = [], [], []
-    for each in (task, other):
-        server = stepped_server(algorithm, each, case.free)
+    for variant in (task, changed):
+        server = stepped_server(algorithm, variant, case.free)
         states.append(digest(server))
-        first, second = algorithm.broadcast(algorithm.init(each), each, 1), algorithm.broadcast(server, each, 2)
-        updates = [one.update.to_bytes() for one in (first, second) if one.update]
+        first, second = (
+            algorithm.broadcast(algorithm.init(variant), variant, 1),
+            algorithm.broadcast(server, variant, 2),
+        )
+        updates = [broadcast.update.to_bytes() for broadcast in (first, second) if broadcast.update]
         sent.append((digest(first.arrays), digest(second.arrays), first.full.to_bytes(), updates))
-        bits = algorithm.upload_bits(first.arrays, each, everyone)
-        known.append(pickle.dumps((bits, algorithm.rate_distortion(each, everyone))))
+        bits = algorithm.upload_bits(first.arrays, variant, everyone)
+        known.append(pickle.dumps((bits, algorithm.rate_distortion(variant, everyone))))
     hold(states[0] == states[1], "with another private seed the same uploads give another server state")
     hold(sent[0] == sent[1], "with another private seed the server sends something else")
     hold(known[0] == known[1], "with another private seed the server expects uploads of other sizes")
@@ -197,7 +203,7 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     state = case.straight[-1].state
     assert state is not None
     after, grows = case.algorithm.final(state.server), case.algorithm.traits.grows
-    shapes = [{name: values.shape for name, values in each.items()} for each in (case.before, after)]
+    shapes = [{name: values.shape for name, values in arrays.items()} for arrays in (case.before, after)]
     check_final(case.algorithm, case.task.initial_parameters(), state.server)
     same = {*shapes[0]} == {*shapes[1]} if grows else shapes[0] == shapes[1]
     hold(same, f"parameters were {shapes[0]} and are {shapes[1]}")
@@ -207,8 +213,8 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     then, now = (case.algorithm.init(case.task), state.server) if grows else (case.before, after)
     changed = [name for name in now if name not in then or not np.array_equal(now[name], then[name])]
     hold(bool(changed), "no parameter has changed after five rounds")
-    ledgers = [each.ledger for each in case.straight]
-    hold(state.uplink_bits == sum(int(each.uplink_bits.sum()) for each in ledgers), "uplink bits do not add up")
+    ledgers = [outcome.ledger for outcome in case.straight]
+    hold(state.uplink_bits == sum(int(ledger.uplink_bits.sum()) for ledger in ledgers), "uplink bits do not add up")
     for ledger in ledgers:
         hold((ledger.uplink_bits[ledger.delivered] > 0).all(), "an upload of no bits was delivered")
         hold((ledger.downlink_bits > 0).all(), "a client was sent nothing")
@@ -309,11 +315,14 @@ def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: Trained) -
         after = algorithm.step(server, sent, algorithm.fold([result.partial]), task, 2)
         moved = _differing(algorithm.final(server), algorithm.final(after))
         hold(not moved, f"{moved} changed in round 2, in which nobody delivered")
-        ours, theirs = (algorithm.broadcast(each, task, 3).arrays for each in (after, server))
-        hold(not (other := _differing(theirs, ours)), f"{other} of the next broadcast is another")
-        total = algorithm.fold([algorithm.train(ours, ClientChunk(3, 0, clients, state), task).partial])
-        steps = [algorithm.final(algorithm.step(each, ours, total, task, 3)) for each in (server, after)]
-        hold(not (other := _differing(*steps)), f"{other} takes another step in round 3")
+        after_silence, before = (algorithm.broadcast(server_state, task, 3).arrays for server_state in (after, server))
+        hold(not (differing := _differing(before, after_silence)), f"{differing} of the next broadcast is another")
+        total = algorithm.fold([algorithm.train(after_silence, ClientChunk(3, 0, clients, state), task).partial])
+        steps = [
+            algorithm.final(algorithm.step(server_state, after_silence, total, task, 3))
+            for server_state in (server, after)
+        ]
+        hold(not (differing := _differing(*steps)), f"{differing} takes another step in round 3")
 
 
 def _rows(state: Arrays, clients: IntArray) -> Arrays:
@@ -351,9 +360,9 @@ def chunk_sizes_change_results_by_rounding_alone(case: Trained) -> None:
     whole, parts = (run(PLAN.model_copy(update={"rounds": 2, "chunk_size": size}), algorithm, task) for size in (6, 1))
     ends = [algorithm.final(outcomes[-1].state.server) for outcomes in (whole, parts) if outcomes[-1].state]
     hold(close(ends[0], ends[1], case.before, 1e-4), "the models differ by more than rounding")
-    for one, other in zip(whole, parts, strict=True):
-        hold(np.array_equal(one.ledger.delivered, other.ledger.delivered), "other clients deliver")
-        hold(np.allclose(one.ledger.uplink_bits, other.ledger.uplink_bits, rtol=0.01), "uploads have other sizes")
+    for joint, part in zip(whole, parts, strict=True):
+        hold(np.array_equal(joint.ledger.delivered, part.ledger.delivered), "other clients deliver")
+        hold(np.allclose(joint.ledger.uplink_bits, part.ledger.uplink_bits, rtol=0.01), "uploads have other sizes")
 
 
 def a_replica_equals_its_single_run(case: Trained) -> None:
@@ -362,13 +371,13 @@ def a_replica_equals_its_single_run(case: Trained) -> None:
     plans = [PLAN.model_copy(update={"seed": task.seed, "rounds": 3}) for task in tasks]
     runs = [Run(plan, case.algorithm, task) for plan, task in zip(plans, tasks, strict=True)]
     together = list(lockstep(runs))
-    for place, (plan, task) in enumerate(zip(plans, tasks, strict=True)):
-        got, wanted = together[-1][place], run(plan, case.algorithm, task)
-        hold(isinstance(got, Outcome), f"seed {place} failed: {got}")
+    for index, (plan, task) in enumerate(zip(plans, tasks, strict=True)):
+        got, wanted = together[-1][index], run(plan, case.algorithm, task)
+        hold(isinstance(got, Outcome), f"seed {index} failed: {got}")
         assert isinstance(got, Outcome)
-        hold(sha256(case.algorithm, [got]) == sha256(case.algorithm, wanted), f"the model of seed {place} is another")
+        hold(sha256(case.algorithm, [got]) == sha256(case.algorithm, wanted), f"the model of seed {index} is another")
         bits = [got.record.total_uplink_bits, wanted[-1].record.total_uplink_bits]
-        hold(bits[0] == bits[1], f"seed {place} sends {bits[0]} bits, alone {bits[1]}")
+        hold(bits[0] == bits[1], f"seed {index} sends {bits[0]} bits, alone {bits[1]}")
 
 
 def sizes_known_before_training_are_exact(case: Trained) -> None:
@@ -402,7 +411,9 @@ def with_a_fine_quantiser_the_result_is_close_to_float32(case: Trained) -> None:
     """Quantise updates to 2^14 levels."""
     if (fine := through_a_fine_quantiser(case)) is None:
         return
-    got, wanted = (stepped(each, case.task, train_everyone(each, case.task)) for each in (fine, case.algorithm))
+    got, wanted = (
+        stepped(algorithm, case.task, train_everyone(algorithm, case.task)) for algorithm in (fine, case.algorithm)
+    )
     hold(close(got, wanted, case.before, 1e-3), "the model differs by more than a thousandth of the step")
 
 

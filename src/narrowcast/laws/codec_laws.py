@@ -59,20 +59,20 @@ def updates() -> dict[str, Tensors]:
 
 def chains(stage: Stage) -> list[Codec]:
     """Return the chains of at most three stages that the stage can stand in."""
-    found = []
+    codecs = []
     for stages in ((stage,), (stage, Entropy()), (Quantise(), stage)):
         try:
             check_order(stages)
         except ValueError:
             continue
-        found.append(Codec(stages))
-    return found
+        codecs.append(Codec(stages))
+    return codecs
 
 
 def cases(stage: Stage) -> dict[str, Chained]:
     """Return the stage in each chain, with each update."""
     return {
-        f"{'+'.join(each.kind for each in codec.stages)}, {name} update": Chained(codec, update)
+        f"{'+'.join(stage.kind for stage in codec.stages)}, {name} update": Chained(codec, update)
         for codec in chains(stage)
         for name, update in updates().items()
     }
@@ -113,8 +113,8 @@ def the_state_keeps_its_names_and_shapes(case: Chained) -> None:
     for name, values in state.items():
         hold(not np.any(values), f"{name} is not zero before the first upload")
     shapes = {name: np.shape(values) for name, values in state.items()}
-    for place in range(5):
-        state = case.codec.encode_with_state(case.update, KEY + place, state)[1]
+    for step in range(5):
+        state = case.codec.encode_with_state(case.update, KEY + step, state)[1]
         now = {name: np.shape(values) for name, values in state.items()}
         hold(now == shapes, f"the state had the shapes {shapes} and has {now}")
 
@@ -146,9 +146,9 @@ def _corrupted(data: bytes, random: np.random.Generator) -> bytes:
     if random.random() < 0.3:
         return random.bytes(int(random.integers(0, len(data) + 4)))
     values = bytearray(data)
-    for place in random.integers(0, max(len(values), 1), size=int(random.integers(1, 4))):
+    for index in random.integers(0, max(len(values), 1), size=int(random.integers(1, 4))):
         if values:
-            values[place] = int(random.integers(256))
+            values[index] = int(random.integers(256))
     return bytes(values[: random.integers(0, len(values) + 1)] if random.random() < 0.5 else values)
 
 

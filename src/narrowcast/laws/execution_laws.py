@@ -56,7 +56,9 @@ def the_results_do_not_depend_on_placement(case: Scheduled) -> None:
     """Train the chunks of a round in another order."""
     shuffled = run(case.plan, ALGORITHM, case.task, executor=Shuffled(ALGORITHM, case.task))
     hold(sha256(ALGORITHM, shuffled) == sha256(ALGORITHM, case.straight), "the models differ")
-    hold([each.record for each in shuffled] == [each.record for each in case.straight], "the records differ")
+    hold(
+        [outcome.record for outcome in shuffled] == [outcome.record for outcome in case.straight], "the records differ"
+    )
 
 
 def the_results_do_not_depend_on_a_resume(case: Scheduled) -> None:
@@ -68,12 +70,12 @@ def the_results_do_not_depend_on_a_resume(case: Scheduled) -> None:
 
 def rounds_are_numbered_and_time_does_not_run_backwards(case: Scheduled) -> None:
     """Look at the records of all rounds."""
-    records = [each.record for each in case.straight]
-    hold([each.round for each in records] == list(range(1, case.plan.rounds + 1)), "rounds are not 1, 2, ...")
-    hold((np.diff([each.simulated_seconds for each in records]) >= 0).all(), "simulated time runs backwards")
-    total = sum(each.uplink_bits for each in records)
+    records = [outcome.record for outcome in case.straight]
+    hold([record.round for record in records] == list(range(1, case.plan.rounds + 1)), "rounds are not 1, 2, ...")
+    hold((np.diff([record.simulated_seconds for record in records]) >= 0).all(), "simulated time runs backwards")
+    total = sum(record.uplink_bits for record in records)
     hold(total == records[-1].total_uplink_bits, "uplink bits do not add up")
-    hold(sum(each.delivered for each in records), "no update was delivered")
+    hold(sum(record.delivered for record in records), "no update was delivered")
 
 
 def digest_of_schedule(case: Scheduled) -> str:
@@ -118,13 +120,13 @@ def the_model_is_that_of_the_local_backend(case: Hosted) -> None:
     """Run the rounds here and there."""
     there = case.there()
     hold(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
-    hold([each.record for each in there] == [each.record for each in case.here], "the records differ")
+    hold([outcome.record for outcome in there] == [outcome.record for outcome in case.here], "the records differ")
 
 
 def it_resumes_from_a_state(case: Hosted) -> None:
     """Go on there from a state that was reached here."""
     there = case.there(middle=2)
-    hold([each.record for each in there] == [each.record for each in case.here[2:]], "the records differ")
+    hold([outcome.record for outcome in there] == [outcome.record for outcome in case.here[2:]], "the records differ")
     hold(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
 
 
@@ -161,7 +163,7 @@ class Losing:
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round, one chunk in three with a loss."""
-        lost = [replace(each, lost=(np.arange(len(each.clients)) == 0) & (each.index % 3 == 0)) for each in chunks]
+        lost = [replace(chunk, lost=(np.arange(len(chunk.clients)) == 0) & (chunk.index % 3 == 0)) for chunk in chunks]
         results: list[ChunkResult] = self.executor.train(broadcast, lost)
         return results
 
@@ -174,14 +176,14 @@ def secure_cases(scheme: Any) -> dict[str, Protected]:
 def the_sum_is_exact(case: Protected) -> None:
     """Compare with the same integers in the clear, bit by bit."""
     fields = {name: getattr(case.scheme, name) for name in Protection.model_fields if name not in ("kind", "keys")}
-    clear, protected = (case.rounds(each, lossy=False) for each in (Plain(**fields), case.scheme))
+    clear, protected = (case.rounds(scheme, lossy=False) for scheme in (Plain(**fields), case.scheme))
     hold(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
 
 
 def the_sum_of_those_that_arrive_is_exact(case: Protected) -> None:
     """Lose some uploads after the masks are agreed."""
     fields = {name: getattr(case.scheme, name) for name in Protection.model_fields if name not in ("kind", "keys")}
-    clear, protected = (case.rounds(each, lossy=True) for each in (Plain(**fields), case.scheme))
+    clear, protected = (case.rounds(scheme, lossy=True) for scheme in (Plain(**fields), case.scheme))
     hold(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
 
 
@@ -205,8 +207,8 @@ def a_round_is_answered_once(case: Protected) -> None:
             raise LawBrokenError(f"a round is not repeated as it was: {error}") from error
         hold(sha256(ALGORITHM, again) == sha256(ALGORITHM, first), "a round that is repeated gives another model")
         with suppress(RunFailed):
-            others = case.rounds(case.scheme, lossy=True, answered=answered)
-            hold(not others[0].record.delivered, "a second sum of a round is opened, over other clients")
+            repeated = case.rounds(case.scheme, lossy=True, answered=answered)
+            hold(not repeated[0].record.delivered, "a second sum of a round is opened, over other clients")
 
 
 SECURE_LAWS = (

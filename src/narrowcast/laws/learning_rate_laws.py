@@ -25,7 +25,10 @@ def _factors(schedule: LearningRateSchedule) -> list[list[float]]:
 def factors_are_finite_and_above_zero(schedule: LearningRateSchedule) -> None:
     """Look at 299 rounds of seven steps."""
     for index, of_round in enumerate(_factors(schedule), start=1):
-        hold(all(math.isfinite(each) and each > 0 for each in of_round), f"round {index} has the factors {of_round}")
+        hold(
+            all(math.isfinite(factor) and factor > 0 for factor in of_round),
+            f"round {index} has the factors {of_round}",
+        )
 
 
 def a_factor_is_the_same_in_every_process(schedule: LearningRateSchedule) -> None:

@@ -85,15 +85,15 @@ def on_data(model: Model, data: Dataset, name: str = "") -> dict[str, Fitted]:
 
 def initial_parameters_depend_on_the_seed_alone(case: Fitted) -> str:
     """Initialise the model twice with seed 0 and once with seed 1; return a note if these are the same."""
-    first, again, other = (digest(case.model.init_server(case.data, seed)) for seed in (0, 0, 1))
+    first, again, reseeded = (digest(case.model.init_server(case.data, seed)) for seed in (0, 0, 1))
     hold(first == again, "seed 0 gives two sets of parameters")
     private = [digest(case.model.init_clients(case.data, 0)) for _ in range(2)]
     hold(private[0] == private[1], "seed 0 gives two sets of private parameters")
-    if first != other:
+    if first != reseeded:
         return ""
     with _seeds_of_its_own_replaced():
         drawn = digest(case.model.init_server(case.data, 1))
-    hold(drawn == other, "seeds 0 and 1 give the same parameters, drawn from a generator that it seeds by itself")
+    hold(drawn == reseeded, "seeds 0 and 1 give the same parameters, drawn from a generator that it seeds by itself")
     return "every seed gives the same parameters, and none is drawn"
 
 
@@ -121,8 +121,8 @@ def _seeds_of_its_own_replaced() -> Iterator[None]:
     with ExitStack() as stack:
         for module, name in seeding:
             stack.enter_context(patch.object(module, name, partial(_seeded, getattr(module, name))))
-        for module, name, other in classes:
-            stack.enter_context(patch.object(module, name, other))
+        for module, name, replacement in classes:
+            stack.enter_context(patch.object(module, name, replacement))
         yield
 
 
@@ -166,7 +166,7 @@ def metrics_are_finite_and_the_same_each_time(case: Fitted) -> None:
 def evaluating_changes_nothing(case: Fitted) -> None:
     """Evaluate with read-only parameters, as a backend may hand them out."""
     server, clients = case.model.init_server(case.data, 0), case.model.init_clients(case.data, 0)
-    frozen = [{name: _read_only(values) for name, values in each.items()} for each in (server, clients)]
+    frozen = [{name: _read_only(values) for name, values in arrays.items()} for arrays in (server, clients)]
     case.model.evaluate(frozen[0], frozen[1], case.data, "test")
     hold(digest(frozen[0]) == digest(server), "the parameters changed")
 
@@ -182,8 +182,8 @@ def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
         examples = data.examples_of(split)
         at_once = model.measure_clients(shared, state, data, split, everybody)
         for clients in np.split(everybody, range(2, len(everybody), 2)):
-            own = {name: state[name][clients] for name in model.client_parameters}
-            for name, values in model.measure_clients(shared, own, data, split, clients).items():
+            of_clients = {name: state[name][clients] for name in model.client_parameters}
+            for name, values in model.measure_clients(shared, of_clients, data, split, clients).items():
                 same = np.allclose(values, at_once[name][clients], rtol=1e-5, atol=1e-6, equal_nan=True)
                 hold(same, f"{name} of clients {clients} on {split} depends on who else is measured")
         for name, value in case.metrics(split).items():

@@ -53,14 +53,14 @@ def cases(partition: Partitioner) -> dict[str, Dealt]:
         "even classes": (draw.permutation(np.arange(1200) % 10), 12),
         "uneven classes": (draw.choice(10, 700, p=np.arange(1, 11) / 55), 7),
     }
-    found = {}
+    cases = {}
     for name, (labels, clients) in sets.items():
         case = Dealt(partition, labels, draw.integers(0, clients, len(labels)), clients)
         for values in (case.labels, case.users):
             values.flags.writeable = False
         if not case.refused():
-            found[name] = case
-    return found
+            cases[name] = case
+    return cases
 
 
 def every_sample_has_one_client(case: Dealt) -> None:
@@ -88,7 +88,7 @@ def every_client_has_its_part_of_the_order(case: Dealt) -> None:
 def dealing_again_gives_the_same(case: Dealt) -> None:
     """Deal a second time, from a pickled partition."""
     again = case.deal(pickle.loads(pickle.dumps(case.partition)))
-    hold(all(np.array_equal(*each) for each in zip(case.index, again, strict=True)), "the same seed deals otherwise")
+    hold(all(np.array_equal(*pair) for pair in zip(case.index, again, strict=True)), "the same seed deals otherwise")
 
 
 def no_global_generator_is_used(case: Dealt) -> None:

@@ -46,8 +46,8 @@ def links_depend_on_seed_round_and_client_alone(case: Heard) -> None:
     """Draw rounds in another order, through pickle, and for some clients only."""
     rounds = [1, 2, 30]
     forwards = [case.draw(3, index) for index in rounds]
-    other = Heard(pickle.loads(pickle.dumps(case.channel)), case.clients)
-    backwards = [other.draw(3, index) for index in reversed(rounds)][::-1]
+    copied = Heard(pickle.loads(pickle.dumps(case.channel)), case.clients)
+    backwards = [copied.draw(3, index) for index in reversed(rounds)][::-1]
     some = np.arange(case.clients)[::-2].copy()
     for index, first, again in zip(rounds, forwards, backwards, strict=True):
         part = case.draw(3, index, some)
@@ -76,7 +76,7 @@ def digest_of_channel(case: Heard) -> str:
     """Return the sha256 of the links of three rounds."""
     links = {index: case.draw(3, index) for index in (1, 2, 30)}
     names = ("uplink_bits_per_second", "downlink_bits_per_second", "lost")
-    return digest({f"{name} {index}": getattr(each, name) for index, each in links.items() for name in names})
+    return digest({f"{name} {index}": getattr(drawn, name) for index, drawn in links.items() for name in names})
 
 
 CHANNEL_LAWS = (links_depend_on_seed_round_and_client_alone, links_are_rates_of_each_client)

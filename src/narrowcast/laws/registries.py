@@ -116,7 +116,7 @@ def verdicts(registry: Registry, value: BaseModel, data: Dataset | None = None) 
     """Try every law of a registry on an object of it, on small data sets or on the one that is given."""
     laws = LAWS[registry.name]
     if data is not None and laws.on_data is None:
-        kinds = ", ".join(name for name, each in LAWS.items() if each.on_data is not None)
+        kinds = ", ".join(name for name, registry in LAWS.items() if registry.on_data is not None)
         raise UserError(f"--data: the laws of {registry.name} bring their own data; it is for these kinds: {kinds}")
     yield from judge(configuration.LAWS, {"": configuration.Configured(registry, value)})
     try:

@@ -62,13 +62,13 @@ def rating_matrix(counts: np.ndarray) -> RatingMatrix:
     """Return random ratings of 40 items by the users of one client for each count, which has one or two users."""
     random = np.random.default_rng(0)
     owners = np.concatenate([np.arange(len(counts)), np.arange(0, len(counts), 3)])
-    each = [np.sort(random.permutation(40)[: 3 + counts[owner]]) for owner in owners]
-    users = np.repeat(np.arange(len(owners)), [len(items) for items in each])
+    item_lists = [np.sort(random.permutation(40)[: 3 + counts[owner]]) for owner in owners]
+    users = np.repeat(np.arange(len(owners)), [len(items) for items in item_lists])
     split = np.full(len(users), TRAIN, dtype=np.int8)
     split[random.permutation(len(users))[: len(users) // 4]] = np.arange(len(users) // 4) % 2 + VALIDATION
     split[np.flatnonzero(np.diff(users, prepend=-1))] = TRAIN
     values = random.integers(1, 6, len(users)).astype(np.float64)
-    return RatingMatrix("tiny", "random", len(owners), 40, users, np.concatenate(each), values, split, owners)
+    return RatingMatrix("tiny", "random", len(owners), 40, users, np.concatenate(item_lists), values, split, owners)
 
 
 def graph() -> NodeGraph:
@@ -168,7 +168,7 @@ def task_of(model: Any, seed: int = 0, training: Any = None) -> Task:
 
 def task_on(data: Any, model: Any, seed: int = 0, training: Any = None) -> Task:
     """Return a task on this data, by default with the training that suits it."""
-    training = training or next(each for kind, each in _TRAININGS.items() if isinstance(data, kind))
+    training = training or next(candidate for kind, candidate in _TRAININGS.items() if isinstance(data, kind))
     return Task(data, LogNormalFleet().profiles(data.examples, seed), model, training, seed, PrivateSeed.derived(seed))
 
 
@@ -204,7 +204,7 @@ def run(
 
 def records(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the records of rounds as text, in which the missing loss of a round without uploads equals itself."""
-    return [repr(each.record) for each in outcomes]
+    return [repr(outcome.record) for outcome in outcomes]
 
 
 def sha256(algorithm: Algorithm, outcomes: list[Outcome]) -> str:

@@ -109,11 +109,11 @@ def _started(digest_of: DigestOf, cases: Cases[Any]) -> Iterator[SecondProcess]:
     with TemporaryDirectory(prefix="narrowcast-check-") as name:
         folder = Path(name)
         (folder / _CALL).write_bytes(pickle.dumps(sys.path) + pickle.dumps((digest_of, cases)))
-        other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+        seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
         with (folder / _SAID).open("wb") as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(folder)],
-                env={**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,

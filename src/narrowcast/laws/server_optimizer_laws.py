@@ -49,14 +49,14 @@ def directions_and_slots_keep_their_shapes(optimizer: ServerOptimizer) -> None:
         hold(direction.shape == _SHAPE, f"the direction of a tensor {list(_SHAPE)} is {list(direction.shape)}")
         now = {name: values.shape for name, values in slots.items()}
         hold(now == initial, f"slots were {initial} and are {now}")
-        hold(all(np.isfinite(each).all() for each in (direction, *slots.values())), "a step is not finite")
+        hold(all(np.isfinite(array).all() for array in (direction, *slots.values())), "a step is not finite")
 
 
 def a_step_depends_on_its_arguments_alone(optimizer: ServerOptimizer) -> None:
     """Take the steps twice, the second time through pickle."""
     again: ServerOptimizer = pickle.loads(pickle.dumps(optimizer))
-    for (first, slots), (second, others) in zip(_steps(optimizer), _steps(again), strict=True):
-        hold(digest({"": first, **slots}) == digest({"": second, **others}), "the same changes give another step")
+    for (first, slots), (second, slots_again) in zip(_steps(optimizer), _steps(again), strict=True):
+        hold(digest({"": first, **slots}) == digest({"": second, **slots_again}), "the same changes give another step")
 
 
 def the_first_step_goes_along_the_change(optimizer: ServerOptimizer) -> None:

@@ -68,7 +68,7 @@ def rates_and_speeds_are_finite_and_above_zero(case: Equipped) -> None:
 def digest_of_fleet(case: Equipped) -> str:
     """Return the sha256 of the profiles of two seeds."""
     profiles = {seed: case.profiles(seed) for seed in (0, 3)}
-    return digest({f"{name} {seed}": getattr(each, name) for seed, each in profiles.items() for name in RATES})
+    return digest({f"{name} {seed}": getattr(profile, name) for seed, profile in profiles.items() for name in RATES})
 
 
 FLEET_LAWS = (
@@ -105,10 +105,13 @@ def who_is_there_depends_on_seed_round_and_time_alone(case: Attended) -> None:
     """Ask for several moments forwards, backwards and through pickle."""
     forwards = [case.free(*moment) for moment in MOMENTS]
     backwards = [case.free(*moment) for moment in reversed(MOMENTS)][::-1]
-    other = Attended(pickle.loads(pickle.dumps(case.availability)), case.clients)
-    elsewhere = [other.free(*moment) for moment in MOMENTS]
+    copied = Attended(pickle.loads(pickle.dumps(case.availability)), case.clients)
+    elsewhere = [copied.free(*moment) for moment in MOMENTS]
     for moment, *answers in zip(MOMENTS, forwards, backwards, elsewhere, strict=True):
-        hold(all(np.array_equal(answers[0], each) for each in answers[1:]), f"(seed, round, seconds) = {moment} differ")
+        hold(
+            all(np.array_equal(answers[0], answer) for answer in answers[1:]),
+            f"(seed, round, seconds) = {moment} differ",
+        )
 
 
 def there_is_an_answer_for_each_client(case: Attended) -> None:

@@ -53,8 +53,8 @@ def problem_cases(source: ProblemSource) -> dict[str, ProblemSource]:
 
 def solver_cases(solver: Solver) -> dict[str, Posed]:
     """Return the solver on each small problem that it takes: its own `example`, if it has one, and the catalog's."""
-    own = optional(solver, "example")
-    sources = {} if own is None else {own.kind: own}
+    example = optional(solver, "example")
+    sources = {} if example is None else {example.kind: example}
     sources |= {kind: PROBLEMS[kind].model_validate({"kind": kind, **fields}) for kind, fields in SMALL.items()}
     cases = {}
     for kind, source in sources.items():
@@ -77,7 +77,7 @@ def a_problem_has_sizes(source: ProblemSource) -> None:
     """Look at the sizes that a run reports."""
     sizes = source.load().sizes
     hold(sizes, "it has no sizes")
-    wrong: list[Any] = [each for each in sizes.values() if type(each) is not int or each < 1]
+    wrong: list[Any] = [size for size in sizes.values() if type(size) is not int or size < 1]
     hold(not wrong, f"the sizes {wrong} are no positive integers")
 
 
@@ -95,8 +95,10 @@ def a_resumed_solve_gives_the_same_answer(posed: Posed) -> None:
     """Compare two times three iterations, through a checkpoint and another process's solver, with six."""
     state = posed.run(count=_ITERATIONS // 2)
     tensors, metadata = state.packed()
-    kept = SolveState.unpacked({name: values.copy() for name, values in tensors.items()}, metadata)
-    resumed = Posed(pickle.loads(pickle.dumps(posed.solver)), posed.problem).run(kept, _ITERATIONS - state.iteration)
+    restored = SolveState.unpacked({name: values.copy() for name, values in tensors.items()}, metadata)
+    resumed = Posed(pickle.loads(pickle.dumps(posed.solver)), posed.problem).run(
+        restored, _ITERATIONS - state.iteration
+    )
     whole = posed.run()
     hold(_answer(posed, resumed) == _answer(posed, whole), "the answer of a solve that was resumed differs")
 
@@ -107,7 +109,7 @@ def an_answer_changes_no_state(posed: Posed) -> None:
     before = digest(state.arrays)
     metrics = measured(posed.problem, posed.solver, state)
     hold(digest(state.arrays) == before, "the state after its answer is another one")
-    hold(metrics and all(isinstance(each, float) for each in metrics.values()), f"its metrics are {dict(metrics)}")
+    hold(metrics and all(isinstance(value, float) for value in metrics.values()), f"its metrics are {dict(metrics)}")
 
 
 def residuals_are_numbers(posed: Posed) -> None:

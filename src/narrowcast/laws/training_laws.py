@@ -40,15 +40,15 @@ class Rehearsed:
 
 def cases(training: Any) -> dict[str, Rehearsed]:
     """Return the training on each model that it fits."""
-    found = {}
+    cases = {}
     for name, model in {**MODELS, "gcn": GCN(hidden=(6,))}.items():
         task = task_of(model, training=training)
         try:
             training.check(task)
         except UserError:
             continue
-        found[name] = Rehearsed(task)
-    return found
+        cases[name] = Rehearsed(task)
+    return cases
 
 
 def training_again_gives_the_same_updates(case: Rehearsed) -> None:

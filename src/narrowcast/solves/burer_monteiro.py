@@ -46,13 +46,13 @@ class AugmentedLagrangian:
     def best_step(self, vectors: FloatArray, direction: FloatArray) -> float:
         """Return the t that minimises L(V + t D) over all t: a polynomial of degree four."""
         program, of = self.program, self.program.constraints.of_vectors
-        none, one, two = program.violations(vectors), 2 * of(vectors, direction), of(direction)
+        constant, linear, square = program.violations(vectors), 2 * of(vectors, direction), of(direction)
         costs = program.cost @ direction
         rising = np.array([0.0, 2 * float(np.vdot(vectors, costs)), float(np.vdot(direction, costs)), 0.0, 0.0])
-        rising[1] += float(one @ (self.penalty * none - self.dual))
-        rising[2] += float(two @ (self.penalty * none - self.dual)) + self.penalty / 2 * float(one @ one)
-        rising[3] += self.penalty * float(one @ two)
-        rising[4] += self.penalty / 2 * float(two @ two)
+        rising[1] += float(linear @ (self.penalty * constant - self.dual))
+        rising[2] += float(square @ (self.penalty * constant - self.dual)) + self.penalty / 2 * float(linear @ linear)
+        rising[3] += self.penalty * float(linear @ square)
+        rising[4] += self.penalty / 2 * float(square @ square)
         polynomial = np.polynomial.Polynomial(rising)
         roots = polynomial.deriv().roots()
         real = np.append(roots[np.abs(roots.imag) <= 1e-8 * (1 + np.abs(roots.real))].real, 0.0)
@@ -81,11 +81,11 @@ def reduce_rank(program: SemidefiniteProgram, vectors: FloatArray) -> FloatArray
         equations = np.concatenate(rows if pairs > count + 1 else rows[:1]) * np.where(upper[0] == upper[1], 1.0, 2.0)
         scale = np.linalg.norm(equations, axis=1, keepdims=True)
         basis, _ = np.linalg.qr((equations / np.where(scale == 0, 1.0, scale)).T, mode="complete")
-        kept = np.zeros((reduced.shape[1],) * 2)
-        kept[upper] = basis[:, -1]
-        kept = kept + np.triu(kept, 1).T
-        slope = float(np.sum(kept * (reduced.T @ (program.cost @ reduced))))
-        values, rotation = np.linalg.eigh(kept)
+        solution = np.zeros((reduced.shape[1],) * 2)
+        solution[upper] = basis[:, -1]
+        solution = solution + np.triu(solution, 1).T
+        slope = float(np.sum(solution * (reduced.T @ (program.cost @ reduced))))
+        values, rotation = np.linalg.eigh(solution)
         largest = _denominator(values, slope if pairs == count + 1 else 0.0)
         shrunk = np.sqrt(np.maximum(0.0, 1 - values / largest))
         reduced = (reduced @ rotation) * shrunk
@@ -183,8 +183,8 @@ class BurerMonteiro(Section):
         vectors = generator(seed, "factor start").standard_normal((program.constraints.size, self._columns(program)))
         if self.start_rank is not None:
             vectors[:, self.start_rank :] = 0.0
-        found = program.constraints.of_vectors(vectors)
-        scale = float(found @ program.targets) / max(float(found @ found), np.finfo(float).tiny)
+        measured = program.constraints.of_vectors(vectors)
+        scale = float(measured @ program.targets) / max(float(measured @ measured), np.finfo(float).tiny)
         vectors *= math.sqrt(scale) if scale > 0 else 1 / math.sqrt(vectors.shape[1])
         return {
             "vectors": vectors,
@@ -258,8 +258,8 @@ class BurerMonteiro(Section):
         from scipy.optimize import minimize
 
         def value(flat: FloatArray) -> tuple[float, FloatArray]:
-            found, gradient = lagrangian.value_and_gradient(flat.reshape(start.shape))
-            return found, gradient.ravel()
+            objective, gradient = lagrangian.value_and_gradient(flat.reshape(start.shape))
+            return objective, gradient.ravel()
 
         size = 1 + float(np.abs(lagrangian.program.cost.data).max(initial=0.0))
         steps = {
@@ -269,8 +269,8 @@ class BurerMonteiro(Section):
             "gtol": size * max(_LEAST_GRADIENT, _FIRST_GRADIENT * _SHARPENED**iteration),
             "ftol": 0.0,
         }
-        found = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=steps)
-        return np.asarray(found.x).reshape(start.shape)
+        minimum = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=steps)
+        return np.asarray(minimum.x).reshape(start.shape)
 
 
 def _first_penalty(program: SemidefiniteProgram) -> float:

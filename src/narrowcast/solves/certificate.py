@@ -202,12 +202,12 @@ def column_counts(pattern: csr_array, order: IntArray) -> IntArray:
 def _counted(indptr: Any, indices: Any, order: Any) -> Any:
     """Walk up the elimination tree from each entry of each row, to rows whose entry is counted already."""
     size = len(order)
-    place, parent, ancestor = np.empty(size, np.int64), np.full(size, -1), np.full(size, -1)
+    position, parent, ancestor = np.empty(size, np.int64), np.full(size, -1), np.full(size, -1)
     for k in range(size):
-        place[order[k]] = k
+        position[order[k]] = k
     for k in range(size):
         for e in range(indptr[order[k]], indptr[order[k] + 1]):
-            i = place[indices[e]]
+            i = position[indices[e]]
             while i != -1 and i < k:
                 following = ancestor[i]
                 ancestor[i] = k
@@ -218,7 +218,7 @@ def _counted(indptr: Any, indices: Any, order: Any) -> Any:
     for k in range(size):
         seen[k] = k
         for e in range(indptr[order[k]], indptr[order[k] + 1]):
-            i = place[indices[e]]
+            i = position[indices[e]]
             while i < k and seen[i] != k:
                 counts[i] += 1
                 seen[i] = k

@@ -91,10 +91,10 @@ class Completion:
     def digest(self) -> str:
         """The sha256 of the sizes, the pattern and the observed values."""
         observed = self.observed
-        found = hashlib.sha256(f"{observed.rows} {observed.columns} {self.rank} {self.symmetric}".encode())
+        digest = hashlib.sha256(f"{observed.rows} {observed.columns} {self.rank} {self.symmetric}".encode())
         for array in (observed.indptr, observed.indices, observed.values):
-            found.update(np.ascontiguousarray(array).data)
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -128,9 +128,10 @@ class Completion:
 
     def baselines(self) -> Mapping[str, Mapping[str, float]]:
         """Return the metrics of predictions that take no factors, by name; none where the entries are no ratings."""
-        found = {} if self.ratings is None else rating_baselines(self.ratings)
+        baselines = {} if self.ratings is None else rating_baselines(self.ratings)
         return {
-            name: {each: metrics[each] for each in metrics if each.endswith("rmse")} for name, metrics in found.items()
+            name: {metric: metrics[metric] for metric in metrics if metric.endswith("rmse")}
+            for name, metrics in baselines.items()
         }
 
     def measurement_work(self, answer: Arrays) -> Work:
@@ -154,7 +155,7 @@ class Completion:
             return {**self.measure({"left": left, "right": right}), **self.program.measure(answer)}
         left, right = answer["left"], answer["right"]
         residual = float(np.linalg.norm(observed.residual(left, right)))
-        found = {"observed_error": residual / max(observed.norm, np.finfo(float).tiny)}
+        measures = {"observed_error": residual / max(observed.norm, np.finfo(float).tiny)}
         if self.truth is not None:
             error, norm, sums = self._whole_errors(left, right)
             true = self._observed_truth
@@ -162,22 +163,22 @@ class Completion:
             unseen, unseen_norm = (
                 math.sqrt(max(whole**2 - seen**2, 0.0)) for whole, seen in ((error, seen_error), (norm, true.norm))
             )
-            found["test.relative_error"] = error / norm if norm else error
+            measures["test.relative_error"] = error / norm if norm else error
             if observed.count < observed.rows * observed.columns:
-                found["test.unseen_error"] = unseen / unseen_norm if unseen_norm else unseen
-            found["test.column_sum_error"] = sums
+                measures["test.unseen_error"] = unseen / unseen_norm if unseen_norm else unseen
+            measures["test.column_sum_error"] = sums
             if self.peak is not None:
                 rmse = error / math.sqrt(observed.rows * observed.columns)
-                found["test.psnr"] = 20 * math.log10(self.peak / rmse) if rmse else math.inf
+                measures["test.psnr"] = 20 * math.log10(self.peak / rmse) if rmse else math.inf
         for split, entries in (("test", self.held_out), ("validation", self.validation)):
             if entries is not None:
                 error = float(np.linalg.norm(self._predicted(entries, left, right) - entries.value))
-                found[f"{split}.rmse"] = error / math.sqrt(len(entries.value))
+                measures[f"{split}.rmse"] = error / math.sqrt(len(entries.value))
                 if split == "test" and self.truth is None and (norm := float(np.linalg.norm(entries.value))):
-                    found["test.unseen_error"] = error / norm
+                    measures["test.unseen_error"] = error / norm
         if "radius" in answer:
-            found |= ball_metrics(observed, left, right, float(answer["radius"]))
-        return found
+            measures |= ball_metrics(observed, left, right, float(answer["radius"]))
+        return measures
 
     def _whole_errors(self, left: FloatArray, right: FloatArray) -> tuple[float, float, float]:
         """Return the Frobenius norms of the error and of the matrix, and the norm of the column sums of the error."""
@@ -191,7 +192,7 @@ class Completion:
             )
         assert self.truth is not None
         error = left @ right.T - self.truth
-        return tuple(float(np.linalg.norm(each)) for each in (error, self.truth, error.sum(axis=0)))  # type: ignore[return-value]
+        return tuple(float(np.linalg.norm(array)) for array in (error, self.truth, error.sum(axis=0)))  # type: ignore[return-value]
 
     def _predicted(self, held_out: HeldOut, left: FloatArray, right: FloatArray) -> FloatArray:
         predicted = self.offset + np.einsum("ek,ek->e", left[held_out.row], right[held_out.column])
@@ -250,14 +251,16 @@ class EntryCompletion(Section):
         if not name.endswith(_SUFFIXES):
             raise UserError(f"{path}: no table of entries by its name; give a file that ends in {', '.join(_SUFFIXES)}")
         if name.endswith(".npz"):
-            found = _npz(path)
+            arrays = _npz(path)
         else:
-            names = {each: each for each in _NAMES}
+            names = {name: name for name in _NAMES}
             table = read_rating_table(path, names, Dialect(has_fields=False))
-            found = [table.numbers(name) for name in _NAMES]
-        row, column, value = found
-        if any(each.ndim != 1 or len(each) != len(value) or each.dtype.kind not in "iuf" for each in found):
-            shapes = ", ".join(f"{name} {each.dtype} {each.shape}" for name, each in zip(_NAMES, found, strict=True))
+            arrays = [table.numbers(name) for name in _NAMES]
+        row, column, value = arrays
+        if any(array.ndim != 1 or len(array) != len(value) or array.dtype.kind not in "iuf" for array in arrays):
+            shapes = ", ".join(
+                f"{name} {array.dtype} {array.shape}" for name, array in zip(_NAMES, arrays, strict=True)
+            )
             raise UserError(f"{path}: has {shapes}; give three lists of numbers of one length")
         for name, index in (("row", row), ("column", column)):
             wrong = np.flatnonzero(~((index >= 0) & (index < MOST_SIDE) & (index == np.floor(index))))
@@ -364,10 +367,10 @@ class ImageCompletion(Section):
 
 
 def _bundled(name: str) -> Path:
-    found = find_spec("sklearn")  # importing it takes a second
-    if found is None or found.origin is None:
+    package = find_spec("sklearn")  # importing it takes a second
+    if package is None or package.origin is None:
         raise UserError(f"{name} comes with scikit-learn, which is not installed; pip install scikit-learn")
-    return Path(found.origin).parent / "datasets" / "images" / f"{name}.jpg"
+    return Path(package.origin).parent / "datasets" / "images" / f"{name}.jpg"
 
 
 MOST_ENTRIES = 10**9
@@ -448,12 +451,12 @@ class SyntheticCompletion(Section):
 def _positions(random: np.random.Generator, rows: int, columns: int, count: int) -> IntArray:
     """Return `count` of the positions i * columns + j, ascending: first the number in each row, then the columns."""
     in_row = random.multivariate_hypergeometric(np.full(rows, columns), count)
-    found = np.empty(count, dtype=np.int64)
+    drawn = np.empty(count, dtype=np.int64)
     end = np.cumsum(in_row)
     for i in range(rows):
         chosen = random.choice(columns, in_row[i], replace=False, shuffle=False)
-        found[end[i] - in_row[i] : end[i]] = np.sort(chosen) + i * columns
-    return found
+        drawn[end[i] - in_row[i] : end[i]] = np.sort(chosen) + i * columns
+    return drawn
 
 
 def _symmetric_positions(random: np.random.Generator, rows: int, fraction: float) -> IntArray:

@@ -31,9 +31,9 @@ REFRESH = 50
 """Iterations between computations of the residual from the factors, which its updates drift from."""
 
 
-def scaled(gradient: FloatArray, other: FloatArray) -> FloatArray:
-    """Return gradient (other' other)^-1 [m, k], the Gram matrix raised by 1e-15 of its mean diagonal."""
-    gram = other.T @ other
+def scaled(gradient: FloatArray, factor: FloatArray) -> FloatArray:
+    """Return gradient (factor' factor)^-1 [m, k], the Gram matrix raised by 1e-15 of its mean diagonal."""
+    gram = factor.T @ factor
     size = np.trace(gram) / len(gram)
     gram[np.diag_indices_from(gram)] += 1e-15 * size
     try:

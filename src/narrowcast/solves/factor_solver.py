@@ -56,9 +56,9 @@ def row_major(state: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 def rank_of(problem: Completion, rank: int | None) -> int:
     """Return the rank of the answer: the solver's, or the problem's if it has none."""
-    found = problem.rank if rank is None else rank
-    assert found is not None
-    return found
+    chosen = problem.rank if rank is None else rank
+    assert chosen is not None
+    return chosen
 
 
 PATIENCE = 100
@@ -82,14 +82,14 @@ def progress(state: Arrays, norm: float, data_norm: float) -> tuple[Status, dict
     best, waited = float(state["best"]), int(state["waited"]) + 1
     if norm < (1 - _PROGRESS) * best:
         best, waited = norm, 0
-    kept = {"best": np.array(best), "waited": np.array(waited)}
+    record = {"best": np.array(best), "waited": np.array(waited)}
     if not norm <= _DIVERGED * data_norm:
-        return "diverged", kept
+        return "diverged", record
     if norm <= _FLOOR * data_norm:
-        return "converged", kept
+        return "converged", record
     if waited < PATIENCE:
-        return "running", kept
-    return ("converged" if norm <= ROUNDING * data_norm else "stalled"), kept
+        return "running", record
+    return ("converged" if norm <= ROUNDING * data_norm else "stalled"), record
 
 
 _PASSES = 2

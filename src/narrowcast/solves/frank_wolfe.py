@@ -47,8 +47,8 @@ class ThinSVD(NamedTuple):
         left, p = _with_direction(self.left, u)
         right, q = _with_direction(self.right, v)
         core = np.outer(p, q)
-        place = np.arange(len(self.s))
-        core[place, place] += scale * self.s
+        diagonal = np.arange(len(self.s))
+        core[diagonal, diagonal] += scale * self.s
         inner, s, outer = np.linalg.svd(core)
         return _kept(left, inner, s, right, outer.T, len(s))
 
@@ -218,11 +218,11 @@ class InFaceFrankWolfe(Section):
             best = min(_exact_step(residual, face.change), face.longest)
             unit = 1 / (8 * radius**2)
             now = _inverse(_half_square(residual) - bound)
-            for place, (gain, length) in enumerate(((self.full_gain, face.longest), (self.partial_gain, best))):
+            for index, (gain, length) in enumerate(((self.full_gain, face.longest), (self.partial_gain, best))):
                 left_over = _half_square(residual - length * face.change) - bound
                 if gain is not None and _inverse(left_over) >= now + gain * unit:
-                    full = place == 0
-                    return _within(svd, face, length, pair, radius, full), fitted + length * face.change, place
+                    full = index == 0
+                    return _within(svd, face, length, pair, radius, full), fitted + length * face.change, index
         change = vertex - fitted
         length = min(1.0, _exact_step(residual, change))
         moved = svd.plus_rank_one(1 - length, length * radius * pair.left, pair.right)

@@ -166,8 +166,8 @@ class PenalisedCut:
 
     def _times(self, vectors: FloatArray) -> FloatArray:
         graph = self.problem.graph
-        found: FloatArray = weighted_sums(graph.indptr, graph.indices, graph.weights, np.ascontiguousarray(vectors))
-        return found
+        product: FloatArray = weighted_sums(graph.indptr, graph.indices, graph.weights, np.ascontiguousarray(vectors))
+        return product
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,10 +63,10 @@ class SensorNetwork:
     @cached_property
     def digest(self) -> str:
         """The sha256 of what a solver sees."""
-        found = hashlib.sha256(str(self.sensors).encode())
+        digest = hashlib.sha256(str(self.sensors).encode())
         for array in (self.anchors, self.pairs, self.distances):
-            found.update(np.ascontiguousarray(array).data)
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def farthest(self, lengths: FloatArray) -> FloatArray:
         """Return a bound on the distance of each sensor from the origin [n], if pairs are at most `lengths` [m] apart.
@@ -98,13 +98,13 @@ def draw_network(
 
     A measured distance is the true one times 1 + noise Z, Z standard normal, and at least a hundredth of it.
     """
-    places = generator(seed, "sensor places").random((sensors + anchors, dimension))
+    positions = generator(seed, "sensor places").random((sensors + anchors, dimension))
     first, second = np.triu_indices(sensors + anchors, 1)
-    true = np.linalg.norm(places[first] - places[second], axis=1)
+    true = np.linalg.norm(positions[first] - positions[second], axis=1)
     seen = (true <= radio_range) & (first < sensors) & (true > 0)
     pairs, true = np.stack([first[seen], second[seen]], axis=1), true[seen]
     factor = 1 + noise * generator(seed, "sensor noise").standard_normal(len(true))
-    return SensorNetwork(sensors, places[sensors:], pairs, true * np.maximum(factor, 0.01), places[:sensors])
+    return SensorNetwork(sensors, positions[sensors:], pairs, true * np.maximum(factor, 0.01), positions[:sensors])
 
 
 def read_network(path: Path) -> SensorNetwork:
@@ -144,18 +144,18 @@ def _network(
     names = sorted({name for pair in measured for name in pair} - anchors.keys())
     if not anchors or not names:
         raise UserError(f"{path}: has {len(anchors)} anchors and {len(names)} sensors with distances; give both")
-    sizes = {len(place) for place in (*anchors.values(), *known.values())}
+    sizes = {len(coordinates) for coordinates in (*anchors.values(), *known.values())}
     if len(sizes) > 1:
         raise UserError(f"{path}: has positions of two and of three coordinates; give all the same")
-    place = {name: number for number, name in enumerate([*names, *anchors])}
-    kept = sorted(
-        (min(place[a], place[b]), max(place[a], place[b]), length)
+    number_of = {name: number for number, name in enumerate([*names, *anchors])}
+    edges = sorted(
+        (min(number_of[a], number_of[b]), max(number_of[a], number_of[b]), length)
         for (a, b), length in ((tuple(pair), length) for pair, length in measured.items())
         if not (a in anchors and b in anchors)
     )
-    pairs = np.array([each[:2] for each in kept], dtype=np.int64).reshape(-1, 2)
+    pairs = np.array([edge[:2] for edge in edges], dtype=np.int64).reshape(-1, 2)
     truth = np.array([known[name] for name in names]) if known.keys() >= set(names) else None
-    distances = np.array([each[2] for each in kept])
+    distances = np.array([edge[2] for edge in edges])
     network = SensorNetwork(len(names), np.array(list(anchors.values())), pairs, distances, truth)
     try:
         network.check()
@@ -166,12 +166,12 @@ def _network(
 
 def _numbers(words: Sequence[str], where: str) -> list[float]:
     try:
-        found = [float(word) for word in words]
+        numbers = [float(word) for word in words]
     except ValueError:
-        found = [math.nan]
-    if not all(map(math.isfinite, found)):
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)):
         raise UserError(f"{where}: {' '.join(words)[:60]!r} is no list of finite numbers")
-    return found
+    return numbers
 
 
 LOWER_IS_BETTER = ("objective", "bound", "gap", "rank", "position_rmse", "stress", "infeasibility")
@@ -219,11 +219,11 @@ class Localisation:
         e, i, j = every[between], dimension + first[between], dimension + second[between]
         entries += [(e, j, j, np.ones(len(e))), (e, np.minimum(i, j), np.maximum(i, j), -np.ones(len(e)))]
         e, i = every[~between], dimension + first[~between]
-        place = network.anchors[second[~between] - network.sensors]
+        anchor = network.anchors[second[~between] - network.sensors]
         for c in range(dimension):
-            entries.append((e, np.full(len(e), c), i, -place[:, c]))
-            entries += [(e, np.full(len(e), b), np.full(len(e), c), place[:, b] * place[:, c]) for b in range(c + 1)]
-        parts = [np.concatenate(each) for each in zip(*entries, strict=True)]
+            entries.append((e, np.full(len(e), c), i, -anchor[:, c]))
+            entries += [(e, np.full(len(e), b), np.full(len(e), c), anchor[:, b] * anchor[:, c]) for b in range(c + 1)]
+        parts = [np.concatenate(part) for part in zip(*entries, strict=True)]
         return constraints_of(dimension + network.sensors, count, *parts)
 
     @cached_property
@@ -245,7 +245,7 @@ class Localisation:
         unit = [(b, c) for c in range(network.dimension) for b in range(c + 1)]
         entries += [(np.array([count + n]), np.array([b]), np.array([c]), np.ones(1)) for n, (b, c) in enumerate(unit)]
         constraints = constraints_of(
-            size, count + len(unit), *(np.concatenate(each) for each in zip(*entries, strict=True))
+            size, count + len(unit), *(np.concatenate(part) for part in zip(*entries, strict=True))
         )
         costs = np.concatenate([np.zeros(core), np.ones(2 * count)])
         cost = csr_array((costs, (np.arange(size), np.arange(size))), shape=(size, size))
@@ -267,25 +267,27 @@ class Localisation:
         the metrics of `program`.
         """
         dimension = self.network.dimension
-        found: dict[str, float] = {}
+        measures: dict[str, float] = {}
         if "vectors" in answer:
             vectors = answer["vectors"]
             axes, sensors = vectors[:dimension], vectors[dimension : dimension + self.network.sensors]
             positions = sensors @ axes.T
-            found |= self.program.measure(answer)
-            found["rank"] = numerical_rank(vectors[: dimension + self.network.sensors])
+            measures |= self.program.measure(answer)
+            measures["rank"] = numerical_rank(vectors[: dimension + self.network.sensors])
         else:
             positions, lifted = answer["positions"], answer.get("lifted", answer["positions"])
             objective, bound = float(np.sum(self.errors(lifted) ** 2)), self.bound(lifted)
-            found |= {"objective": objective, "bound": bound}
-            found["gap"] = (objective - bound) / float(np.sum(self.network.distances**4))
+            measures |= {"objective": objective, "bound": bound}
+            measures["gap"] = (objective - bound) / float(np.sum(self.network.distances**4))
             beyond = np.linalg.svd(lifted[:, dimension:], compute_uv=False)
-            found["rank"] = float(dimension + np.count_nonzero(beyond**2 > NEGLIGIBLE * np.linalg.norm(lifted, 2) ** 2))
-        found["stress"] = float(np.sum(self.errors(positions) ** 2))
+            measures["rank"] = float(
+                dimension + np.count_nonzero(beyond**2 > NEGLIGIBLE * np.linalg.norm(lifted, 2) ** 2)
+            )
+        measures["stress"] = float(np.sum(self.errors(positions) ** 2))
         if self.network.truth is not None:
             error = np.sum((positions - self.network.truth) ** 2, axis=1)
-            found["test.position_rmse"] = float(np.sqrt(error.mean()))
-        return found
+            measures["test.position_rmse"] = float(np.sqrt(error.mean()))
+        return measures
 
     def bound(self, lifted: FloatArray) -> float:
         """Return a lower bound on f over all Z >= 0, from the gradient at the Z of lifted positions [n, k].
@@ -301,8 +303,8 @@ class Localisation:
         upper = gradient[:dimension].toarray()
         multiplier = upper[:, :dimension] + upper[:, dimension:] @ lifted[:, :dimension]
         multiplier = (multiplier + multiplier.T) / 2
-        places = np.indices((dimension, dimension)).reshape(2, -1)
-        block = coo_array((multiplier.ravel(), tuple(places)), shape=gradient.shape)
+        entry = np.indices((dimension, dimension)).reshape(2, -1)
+        block = coo_array((multiplier.ravel(), tuple(entry)), shape=gradient.shape)
         least = min(0.0, sparse_eigenvalue_bound(csr_array(gradient - block), self.proof))
         objective = float(errors @ errors)
         along = 2 * float(errors @ self._distances(lifted))
@@ -439,9 +441,9 @@ def _jacobian(problem: Localisation, at: FloatArray) -> csr_array:
     change = 2 * (at[first] - np.concatenate([at, anchors])[second])
     every, between = np.arange(len(first)), second < sensors
     rows = np.concatenate([np.repeat(every, size), np.repeat(every[between], size)])
-    places = [(node[:, None] * size + np.arange(size)).ravel() for node in (first, second[between])]
+    columns = [(node[:, None] * size + np.arange(size)).ravel() for node in (first, second[between])]
     data = np.concatenate([change.ravel(), -change[between].ravel()])
-    return csr_array((data, (rows, np.concatenate(places))), shape=(len(first), sensors * size))
+    return csr_array((data, (rows, np.concatenate(columns))), shape=(len(first), sensors * size))
 
 
 class SensorLocalisation(Section):

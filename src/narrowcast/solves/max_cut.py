@@ -50,12 +50,12 @@ def round_by_hyperplanes(graph: WeightedGraph, vectors: FloatArray, count: int, 
     cuts, best, sides = np.empty(count), -np.inf, np.zeros(graph.vertices, dtype=np.int64)
     for begin in range(0, count, TOGETHER):
         numbers = range(first + begin, first + min(begin + TOGETHER, count))
-        normals = [generator(seed, "hyperplane", each).standard_normal(vectors.shape[1]) for each in numbers]
+        normals = [generator(seed, "hyperplane", number).standard_normal(vectors.shape[1]) for number in numbers]
         signs = np.ascontiguousarray((vectors @ np.array(normals).T >= 0).astype(np.int8))
-        found = cut_values(graph.indptr, graph.indices, graph.weights, signs)
-        cuts[begin : begin + len(found)] = found
-        if found.max() > best:
-            best, sides = float(found.max()), signs[:, int(found.argmax())].astype(np.int64)
+        values = cut_values(graph.indptr, graph.indices, graph.weights, signs)
+        cuts[begin : begin + len(values)] = values
+        if values.max() > best:
+            best, sides = float(values.max()), signs[:, int(values.argmax())].astype(np.int64)
     return Roundings(cuts, sides)
 
 
@@ -131,7 +131,7 @@ class MaxCut:
         bound = self.bound(np.asarray(np.linalg.norm(sums, axis=1)))
         if "dual" in answer:
             bound = min(bound, graph.total / 2 - self.program.bound(answer["dual"]))
-        found = {
+        measures = {
             "relaxation": relaxation,
             "bound": bound,
             "gap": (bound - relaxation) / (1 + abs(bound)),
@@ -140,8 +140,8 @@ class MaxCut:
         if self.roundings:
             cuts = self.rounded(vectors, self.roundings).cuts
             best = float(cuts.max())
-            found |= {"cut": best, "mean_cut": float(cuts.mean()), "ratio": best / bound if bound else 1.0}
-        return found
+            measures |= {"cut": best, "mean_cut": float(cuts.mean()), "ratio": best / bound if bound else 1.0}
+        return measures
 
     def relaxation(self, vectors: FloatArray) -> float:
         """Return the objective of unit vectors [n, k], in units of the cut."""
@@ -219,7 +219,9 @@ class MaxCutFile(_Relaxation):
             if self.path.parent.name != _GSET:
                 raise
             path = find(_GSET, (self.path.name, f"{self.path.name}.txt"))
-            path = next(each for each in (path / self.path.name, path / f"{self.path.name}.txt") if each.exists())
+            path = next(
+                candidate for candidate in (path / self.path.name, path / f"{self.path.name}.txt") if candidate.exists()
+            )
         return MaxCut(path.stem, str(path), read_graph(path), self.roundings, self.proof, self.seed or 0)
 
 

@@ -128,11 +128,11 @@ def leading_pair(
     def product(x: FloatArray) -> FloatArray:
         return observed.transposed_times(values, observed.times(values, x[:, None]))[:, 0]
 
-    found = leading_eigenpair(product, start, tolerance, most)
-    image = observed.times(values, found.vector[:, None])[:, 0]
+    pair = leading_eigenpair(product, start, tolerance, most)
+    image = observed.times(values, pair.vector[:, None])[:, 0]
     length = float(np.linalg.norm(image))
     left = image / length if length else np.eye(1, len(image))[0]
-    return SingularPair(left, found.vector, math.sqrt(max(found.above, 0.0)))
+    return SingularPair(left, pair.vector, math.sqrt(max(pair.above, 0.0)))
 
 
 def radius_of(observed: ObservedMatrix, rank: int | None, radius: float | None) -> float:
@@ -143,9 +143,9 @@ def radius_of(observed: ObservedMatrix, rank: int | None, radius: float | None) 
     """
     if radius is not None:
         return radius
-    found = math.sqrt((rank or 1) / observed.fraction) * observed.norm
-    logger.warning("solver.radius is not set; %.6g is taken from the size of the observed entries: tune it", found)
-    return found
+    default = math.sqrt((rank or 1) / observed.fraction) * observed.norm
+    logger.warning("solver.radius is not set; %.6g is taken from the size of the observed entries: tune it", default)
+    return default
 
 
 def ball_metrics(observed: ObservedMatrix, left: FloatArray, right: FloatArray, radius: float) -> Mapping[str, float]:

@@ -44,19 +44,19 @@ def write_arrays(arrays: Mapping[str, Any], folder: Path) -> None:
 
 def read_arrays(folder: Path, program: str) -> dict[str, FloatArray]:
     """Return the arrays [m, k] in a folder by name; raise `RunFailed` for a file that is no table of finite numbers."""
-    found = {}
+    arrays = {}
     for path in sorted(folder.glob("*.csv")):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of an empty file, which is refused below
-                found[path.stem] = np.loadtxt(path, delimiter=",", ndmin=2)
+                arrays[path.stem] = np.loadtxt(path, delimiter=",", ndmin=2)
         except (ValueError, OSError) as error:
             first = str(error).splitlines()[0]
             raise RunFailed(f"{program} wrote {path.name}, which is no table of numbers ({first})") from error
-        if not found[path.stem].size or not np.isfinite(found[path.stem]).all():
-            what = "a value that is no finite number" if found[path.stem].size else "no number"
+        if not arrays[path.stem].size or not np.isfinite(arrays[path.stem]).all():
+            what = "a value that is no finite number" if arrays[path.stem].size else "no number"
             raise RunFailed(f"{program} wrote {path.name}, which has {what}")
-    return found
+    return arrays
 
 
 def folder_of(problem: Any) -> Path:
@@ -64,8 +64,8 @@ def folder_of(problem: Any) -> Path:
     scratch = Path(_scratch(os.getpid()).name)
     folder = scratch / str(problem.digest)[:32]
     if not folder.is_dir():
-        for other in scratch.iterdir():
-            shutil.rmtree(other)
+        for entry in scratch.iterdir():
+            shutil.rmtree(entry)
         arrays: Arrays = problem.exported()
         unfinished = folder.with_suffix(".part")
         write_arrays(arrays, unfinished)
@@ -133,8 +133,8 @@ class Program(Section):
         """Return the state and the report that the program writes."""
         self.check(problem)
         seed = int(state[_SEED])
-        own = {name: values for name, values in state.items() if name != _SEED}
-        new, report = self._called(problem, own, seed, self.inner_iterations)
+        arrays = {name: values for name, values in state.items() if name != _SEED}
+        new, report = self._called(problem, arrays, seed, self.inner_iterations)
         return new, self._read(report)
 
     def answer(self, state: Arrays) -> Arrays:
@@ -155,16 +155,16 @@ class Program(Section):
             given = {"seed": seed, "iterations": iterations, **self.parameters}
             (folder / "parameters.csv").write_text("".join(f"{name},{value:.17g}\n" for name, value in given.items()))
             self._run(folder)
-            found = read_arrays(folder / "out", self._name)
-        report = found.pop(_REPORT, None)
-        if missing := [name for name in self.answer_arrays if name not in found]:
-            there = ", ".join(found) or "nothing"
+            arrays = read_arrays(folder / "out", self._name)
+        report = arrays.pop(_REPORT, None)
+        if missing := [name for name in self.answer_arrays if name not in arrays]:
+            there = ", ".join(arrays) or "nothing"
             raise RunFailed(
                 f"{self._name} wrote no out/{missing[0]}.csv, only {there}; solver.answer_arrays names the answer's"
             )
         if iterations and report is None:
             raise RunFailed(f"{self._name} wrote no out/report.csv; it is one line RESIDUAL,STATUS")
-        return {**found, _SEED: np.array(seed)}, report
+        return {**arrays, _SEED: np.array(seed)}, report
 
     def _run(self, folder: Path) -> None:
         script = [] if self.script is None else [str(self.script.resolve())]
@@ -199,7 +199,7 @@ class Program(Section):
 
     def _read(self, report: Any) -> StepResult:
         if report.shape != (1, 2) or report[0, 0] < 0 or report[0, 1] not in range(3):
-            shown = ",".join(f"{each:g}" for each in report.ravel()[:4])
+            shown = ",".join(f"{value:g}" for value in report.ravel()[:4])
             raise RunFailed(
                 f"{self._name} wrote the report {shown}; it is one line RESIDUAL,STATUS, a number of at least 0 and 0 "
                 "running, 1 converged or 2 stalled"

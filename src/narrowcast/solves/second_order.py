@@ -207,7 +207,7 @@ class MatrixIRLS(Section):
 
         x = [np.diag(s), np.zeros_like(v), np.zeros_like(u)]
         data = adjoint(observed.values)
-        rest = [each - other for each, other in zip(data, apply(x), strict=True)]
+        rest = [known - image for known, image in zip(data, apply(x), strict=True)]
         goal = max(self.inner_tolerance * min(1.0, smoothing / float(s[0])), _LEAST_SMOOTHING) * _norm(data)
         easy = eased(rest)
         direction, slope = easy, _dot(rest, easy)
@@ -216,16 +216,16 @@ class MatrixIRLS(Section):
                 break
             image = apply(direction)
             step = slope / _dot(direction, image)
-            x = [each + step * other for each, other in zip(x, direction, strict=True)]
-            rest = [each - step * other for each, other in zip(rest, image, strict=True)]
+            x = [block + step * move for block, move in zip(x, direction, strict=True)]
+            rest = [block - step * move for block, move in zip(rest, image, strict=True)]
             easy = eased(rest)
             before, slope = slope, _dot(rest, easy)
-            direction = [each + slope / before * other for each, other in zip(easy, direction, strict=True)]
+            direction = [block + slope / before * former for block, former in zip(easy, direction, strict=True)]
         return factors(x)
 
 
-def _dot(one: list[FloatArray], other: list[FloatArray]) -> float:
-    return float(sum(np.vdot(a, b) for a, b in zip(one, other, strict=True)))
+def _dot(left: list[FloatArray], right: list[FloatArray]) -> float:
+    return float(sum(np.vdot(a, b) for a, b in zip(left, right, strict=True)))
 
 
 def _norm(x: list[FloatArray]) -> float:
@@ -249,18 +249,18 @@ class Direction:
     r: FloatArray
     v: FloatArray
 
-    def plus(self, factor: float, other: Direction) -> Direction:
+    def plus(self, factor: float, direction: Direction) -> Direction:
         """Return this direction plus a multiple of the other."""
-        return Direction(self.u + factor * other.u, self.r + factor * other.r, self.v + factor * other.v)
+        return Direction(self.u + factor * direction.u, self.r + factor * direction.r, self.v + factor * direction.v)
 
 
-def inner(point: FixedRankPoint, one: Direction, other: Direction) -> float:
+def inner(point: FixedRankPoint, left: Direction, right: Direction) -> float:
     """Return the metric's inner product of two directions."""
     weights = point.s**2
     return float(
-        np.einsum("ik,ik,k->", one.u, other.u, weights)
-        + np.einsum("ik,ik,k->", one.v, other.v, weights)
-        + np.vdot(one.r, other.r)
+        np.einsum("ik,ik,k->", left.u, right.u, weights)
+        + np.einsum("ik,ik,k->", left.v, right.v, weights)
+        + np.vdot(left.r, right.r)
     )
 
 
@@ -289,8 +289,8 @@ def horizontal(point: FixedRankPoint, direction: Direction) -> Direction:
     a = _skew((point.u.T @ u) * s**2 - r * s)
     c = _skew((point.v.T @ v) * s**2 + s[:, None] * r)
     determinant = squares**2 - product**2
-    one, two = (squares * a + product * c) / determinant, (squares * c + product * a) / determinant
-    return Direction(u - point.u @ one, r - (s[:, None] * two - one * s), v - point.v @ two)
+    of_left, of_right = (squares * a + product * c) / determinant, (squares * c + product * a) / determinant
+    return Direction(u - point.u @ of_left, r - (s[:, None] * of_right - of_left * s), v - point.v @ of_right)
 
 
 def _tangent(basis: FloatArray, s: FloatArray, part: FloatArray) -> FloatArray:
@@ -374,8 +374,8 @@ class R3MC(FactorSolver):
             step /= 2
         else:
             return {"slope": np.array(0.0)}
-        kept = transported(moved, direction, left_turn, right_turn)
+        search = transported(moved, direction, left_turn, right_turn)
         return {
             **{"left": moved.u * moved.s, "right": moved.v, "u": moved.u, "s": moved.s, "residual": residual},
-            **{"direction_u": kept.u, "direction_r": kept.r, "direction_v": kept.v, "slope": np.array(slope)},
+            **{"direction_u": search.u, "direction_r": search.r, "direction_v": search.v, "slope": np.array(slope)},
         }

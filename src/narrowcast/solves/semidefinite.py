@@ -62,10 +62,10 @@ class SymmetricConstraints:
         """The number of matrices m."""
         return int(self.values.shape[0])
 
-    def of_vectors(self, vectors: FloatArray, others: FloatArray | None = None) -> FloatArray:
-        """Return <A_i, V V'> [m] for V [n, k], or with others U [n, k] <A_i, (V U' + U V') / 2>."""
-        places = pair_products(self.rows, self.columns, vectors, vectors if others is None else others)
-        return np.asarray(self._doubled @ places)
+    def of_vectors(self, vectors: FloatArray, right: FloatArray | None = None) -> FloatArray:
+        """Return <A_i, V V'> [m] for V [n, k], or with U = `right` [n, k] <A_i, (V U' + U V') / 2>."""
+        products = pair_products(self.rows, self.columns, vectors, vectors if right is None else right)
+        return np.asarray(self._doubled @ products)
 
     def of_matrix(self, matrix: FloatArray) -> FloatArray:
         """Return <A_i, X> [m] for a dense symmetric X [n, n]."""
@@ -73,28 +73,28 @@ class SymmetricConstraints:
 
     def adjoint(self, dual: FloatArray) -> csr_array:
         """Return sum_i y_i A_i [n, n] for y = `dual` [m]."""
-        return self._of_places(self.values.T @ dual)
+        return self._matrix_of(self.values.T @ dual)
 
     @property
     def pattern(self) -> csr_array:
-        """Ones at the places that any A_i has an entry at, [n, n]."""
-        return self._of_places(np.ones(len(self.rows)))
+        """Ones where any A_i has an entry, [n, n]."""
+        return self._matrix_of(np.ones(len(self.rows)))
 
-    def _of_places(self, values: FloatArray) -> csr_array:
+    def _matrix_of(self, values: FloatArray) -> csr_array:
         from scipy.sparse import csr_array
 
-        indptr, indices, places = self._pattern
-        return csr_array((values[places], indices, indptr), shape=(self.size, self.size))
+        indptr, indices, order = self._pattern
+        return csr_array((values[order], indices, indptr), shape=(self.size, self.size))
 
     @cached_property
     def digest(self) -> str:
         """The sha256 of the matrices."""
-        found = hashlib.sha256(str((self.size, self.count)).encode())
+        digest = hashlib.sha256(str((self.size, self.count)).encode())
         values = self.values
         for array in (self.rows, self.columns, values.indptr, values.indices):
-            found.update(np.ascontiguousarray(array, dtype=np.int64).data)
-        found.update(np.ascontiguousarray(values.data, dtype=np.float64).data)
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(array, dtype=np.int64).data)
+        digest.update(np.ascontiguousarray(values.data, dtype=np.float64).data)
+        return digest.hexdigest()
 
     @cached_property
     def _doubled(self) -> csr_array:
@@ -109,11 +109,11 @@ class SymmetricConstraints:
         off = np.flatnonzero(self.rows != self.columns)
         rows = np.concatenate([self.rows, self.columns[off]])
         columns = np.concatenate([self.columns, self.rows[off]])
-        places = np.concatenate([np.arange(len(self.rows)), off])
+        entries = np.concatenate([np.arange(len(self.rows)), off])
         order = np.lexsort((columns, rows))
         indptr = np.zeros(self.size + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=self.size), out=indptr[1:])
-        return indptr, columns[order], places[order]
+        return indptr, columns[order], entries[order]
 
 
 def constraints_of(
@@ -138,8 +138,8 @@ def constraints_of(
 
     for label, numbers, most in (("matrix", constraint, count), ("row", row, size), ("column", column, size)):
         if len(wrong := np.flatnonzero((numbers < 0) | (numbers >= most))):
-            place = int(wrong[0])
-            raise UserError(f"entry {place + 1} has the {label} {numbers[place] + 1}; 1 to {most} are allowed")
+            index = int(wrong[0])
+            raise UserError(f"entry {index + 1} has the {label} {numbers[index] + 1}; 1 to {most} are allowed")
     if len(wrong := np.flatnonzero(~np.isfinite(value))):
         raise UserError(f"entry {wrong[0] + 1} has the value {value[wrong[0]]}; give finite values")
     low, high = np.minimum(row, column), np.maximum(row, column)
@@ -149,19 +149,19 @@ def constraints_of(
     largest = np.zeros(count)
     np.maximum.at(largest, constraint, np.abs(value))
     for earlier in np.flatnonzero(same).tolist():
-        one, other = order[earlier], order[earlier + 1]
-        named = f"({row[one] + 1}, {column[one] + 1}) of matrix {constraint[one] + first_number}"
-        if row[one] == row[other]:
+        entry, mirror = order[earlier], order[earlier + 1]
+        named = f"({row[entry] + 1}, {column[entry] + 1}) of matrix {constraint[entry] + first_number}"
+        if row[entry] == row[mirror]:
             raise UserError(f"entry {named} is given twice; give each entry once")
-        if abs(value[one] - value[other]) > _ROUNDING * largest[constraint[one]]:
+        if abs(value[entry] - value[mirror]) > _ROUNDING * largest[constraint[entry]]:
             raise UserError(
-                f"entry {named} is {value[one]:.17g}, but its mirror image {value[other]:.17g}: the matrix is not "
+                f"entry {named} is {value[entry]:.17g}, but its mirror image {value[mirror]:.17g}: the matrix is not "
                 "symmetric; give one triangle, or equal values"
             )
-    kept = order[np.concatenate([[True], ~same])] if len(order) else order
-    kept = kept[value[kept] != 0]
-    keys, places = np.unique(low[kept] * size + high[kept], return_inverse=True)
-    values = csr_array((value[kept], (constraint[kept], places)), shape=(count, len(keys)), dtype=np.float64)
+    stored = order[np.concatenate([[True], ~same])] if len(order) else order
+    stored = stored[value[stored] != 0]
+    keys, entry_index = np.unique(low[stored] * size + high[stored], return_inverse=True)
+    values = csr_array((value[stored], (constraint[stored], entry_index)), shape=(count, len(keys)), dtype=np.float64)
     values.sort_indices()
     return SymmetricConstraints(size, keys // size, keys % size, values)
 
@@ -247,9 +247,9 @@ class SemidefiniteProgram:
             raise UserError(f"the target of constraint {wrong[0] + 1} is {self.targets[wrong[0]]}; give finite values")
         empty = np.diff(values.indptr) == 0
         if len(wrong := np.flatnonzero(empty)):
-            place, target = int(wrong[0]), self.targets[wrong[0]]
+            index, target = int(wrong[0]), self.targets[wrong[0]]
             reason = ", which nothing satisfies" if target else ""
-            raise UserError(f"constraint {place + 1} has no entries: it says 0 = {target:g}{reason}; leave it out")
+            raise UserError(f"constraint {index + 1} has no entries: it says 0 = {target:g}{reason}; leave it out")
         on_diagonal = (self.constraints.rows == self.constraints.columns)[values.indices]
         rising = np.logical_and.reduceat(on_diagonal & (values.data > 0), values.indptr[:-1])
         falling = np.logical_and.reduceat(on_diagonal & (values.data < 0), values.indptr[:-1])
@@ -262,12 +262,12 @@ class SemidefiniteProgram:
     @cached_property
     def digest(self) -> str:
         """The sha256 of C, of all A_i and b, and of the known bound on the trace."""
-        found = hashlib.sha256(f"{self.constraints.digest} {self.known_trace_bound}".encode())
+        digest = hashlib.sha256(f"{self.constraints.digest} {self.known_trace_bound}".encode())
         for array in (self.cost.indptr, self.cost.indices):
-            found.update(np.ascontiguousarray(array, dtype=np.int64).data)
+            digest.update(np.ascontiguousarray(array, dtype=np.int64).data)
         for array in (self.cost.data, self.targets):
-            found.update(np.ascontiguousarray(array, dtype=np.float64).data)
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(array, dtype=np.float64).data)
+        return digest.hexdigest()
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -356,7 +356,7 @@ class SemidefiniteProgram:
         trace, objective = float(np.sum(vectors**2)), self.objective(vectors)
         change = float(np.abs(self.constraints.of_vectors(vectors)).max())
         of_cost, of_constraints = (
-            float(np.abs(each.data).max(initial=0.0)) for each in (self.cost, self.constraints.values)
+            float(np.abs(matrix.data).max(initial=0.0)) for matrix in (self.cost, self.constraints.values)
         )
         if -objective <= of_cost * max(_ENORMOUS * change / of_constraints, _ROUNDING * trace):
             return
@@ -376,14 +376,14 @@ class SemidefiniteProgram:
         """
         vectors = answer["vectors"]
         objective, violations = self.objective(vectors), self.violations(vectors)
-        found = {
+        measures = {
             "objective": objective,
             "infeasibility": float(np.linalg.norm(violations)) / (1 + float(np.abs(self.targets).max())),
             "rank": numerical_rank(vectors),
         }
         if "dual" in answer and math.isfinite(bound := self.bound(answer["dual"])):
-            found |= {"bound": bound, "gap": abs(objective - bound) / (1 + abs(objective) + abs(bound))}
-        return found
+            measures |= {"bound": bound, "gap": abs(objective - bound) / (1 + abs(objective) + abs(bound))}
+        return measures
 
 
 def numerical_rank(vectors: FloatArray) -> float:
@@ -394,10 +394,10 @@ def numerical_rank(vectors: FloatArray) -> float:
 
 def semidefinite_program_of(problem: Any) -> SemidefiniteProgram:
     """Return the semidefinite program that a problem is, or that its `program` states; raise `UserError` for others."""
-    found = optional(problem, "program", problem)
-    if not isinstance(found, SemidefiniteProgram):
+    program = optional(problem, "program", problem)
+    if not isinstance(program, SemidefiniteProgram):
         raise UserError(f"{name_of(problem)} is not a semidefinite program; use problems such as sdpa or max_cut")
-    return found
+    return program
 
 
 MOST_SIDE = 10**6
@@ -456,11 +456,11 @@ class SDPAFile(Section):
         if not count or (sizes == 0).any() or np.abs(sizes).sum() > MOST_SIDE:
             rows = int(np.abs(sizes).sum())
             raise UserError(f"has {count} constraints and blocks of {rows} rows; 1 to {MOST_SIDE} are allowed")
-        for place, row in enumerate(lines[4:]):
+        for index, row in enumerate(lines[4:]):
             if len(row) != 5:
-                reason = "; is the file cut off?" if place == len(lines) - 5 else ""
-                raise UserError(f"entry {place + 1} is {' '.join(row)[:60]!r}{reason}; {_ADVICE}")
-        places = np.array([row[:4] for row in lines[4:]], dtype=np.int64).reshape(-1, 4)
+                reason = "; is the file cut off?" if index == len(lines) - 5 else ""
+                raise UserError(f"entry {index + 1} is {' '.join(row)[:60]!r}{reason}; {_ADVICE}")
+        positions = np.array([row[:4] for row in lines[4:]], dtype=np.int64).reshape(-1, 4)
         value = np.array([row[4] for row in lines[4:]], dtype=np.float64)
         for what, numbers in (("target", targets), ("entry", value)):
             if len(wrong := np.flatnonzero(~(np.abs(numbers) <= MOST_WEIGHT))):
@@ -468,18 +468,18 @@ class SDPAFile(Section):
                     f"{what} {wrong[0] + 1} has the value {numbers[wrong[0]]:g}; give finite values of at most "
                     f"{MOST_WEIGHT:g}"
                 )
-        _check(places, count, sizes)
-        return self._of_entries(path, places, value, targets, sizes)
+        _check(positions, count, sizes)
+        return self._of_entries(path, positions, value, targets, sizes)
 
     def _of_entries(
-        self, path: Path, places: IntArray, value: FloatArray, targets: FloatArray, sizes: IntArray
+        self, path: Path, positions: IntArray, value: FloatArray, targets: FloatArray, sizes: IntArray
     ) -> SemidefiniteProgram:
         side = int(np.abs(sizes).sum())
-        before = np.concatenate([[0], np.cumsum(np.abs(sizes))])[places[:, 1] - 1]
-        row, column = before + places[:, 2] - 1, before + places[:, 3] - 1
-        first = places[:, 0] == 0
-        cost = constraints_of(side, 1, places[first, 0], row[first], column[first], -value[first], first_number=0)
-        matrix = places[~first, 0] - 1
+        before = np.concatenate([[0], np.cumsum(np.abs(sizes))])[positions[:, 1] - 1]
+        row, column = before + positions[:, 2] - 1, before + positions[:, 3] - 1
+        first = positions[:, 0] == 0
+        cost = constraints_of(side, 1, positions[first, 0], row[first], column[first], -value[first], first_number=0)
+        matrix = positions[~first, 0] - 1
         constraints = constraints_of(side, len(targets), matrix, row[~first], column[~first], value[~first])
         stated = cost.adjoint(np.ones(1))
         return SemidefiniteProgram(path.stem, str(path), stated, constraints, targets, self.trace_bound, self.proof)
@@ -496,17 +496,19 @@ def _first_number(line: list[str]) -> int:
     return int(line[0])
 
 
-def _check(places: IntArray, count: int, sizes: IntArray) -> None:
+def _check(positions: IntArray, count: int, sizes: IntArray) -> None:
     """Raise `UserError` for an entry [matrix, block, row, column] outside the matrices or off a diagonal block."""
     for column, label, least, most in ((0, "matrix", 0, count), (1, "block", 1, len(sizes))):
-        if len(wrong := np.flatnonzero((places[:, column] < least) | (places[:, column] > most))):
-            got = places[wrong[0], column]
+        if len(wrong := np.flatnonzero((positions[:, column] < least) | (positions[:, column] > most))):
+            got = positions[wrong[0], column]
             raise UserError(f"entry {wrong[0] + 1} has the {label} {got}; {least} to {most} are allowed")
-    size = np.abs(sizes)[places[:, 1] - 1]
+    size = np.abs(sizes)[positions[:, 1] - 1]
     for column, label in ((2, "row"), (3, "column")):
-        if len(wrong := np.flatnonzero((places[:, column] < 1) | (places[:, column] > size))):
-            block, got = places[wrong[0], 1], places[wrong[0], column]
+        if len(wrong := np.flatnonzero((positions[:, column] < 1) | (positions[:, column] > size))):
+            block, got = positions[wrong[0], 1], positions[wrong[0], column]
             raise UserError(f"entry {wrong[0] + 1} has the {label} {got}; block {block} has 1 to {size[wrong[0]]}")
-    diagonal = sizes[places[:, 1] - 1] < 0
-    if len(wrong := np.flatnonzero(diagonal & (places[:, 2] != places[:, 3]))):
-        raise UserError(f"entry {wrong[0] + 1} is off the diagonal of block {places[wrong[0], 1]}, which is diagonal")
+    diagonal = sizes[positions[:, 1] - 1] < 0
+    if len(wrong := np.flatnonzero(diagonal & (positions[:, 2] != positions[:, 3]))):
+        raise UserError(
+            f"entry {wrong[0] + 1} is off the diagonal of block {positions[wrong[0], 1]}, which is diagonal"
+        )

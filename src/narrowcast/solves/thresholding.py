@@ -177,9 +177,9 @@ class ALPS(HardThresholding):
         fitted = fitted + step * observed.transposed_times(rest, basis)
         basis, fitted = _row_corrected(observed, basis, fitted)
         rest = observed.residual(basis, fitted)
-        found = {"left": basis, "right": fitted, "basis": basis, "block": block, "residual": rest}
-        kept = {"old_left": state["left"], "old_right": state["right"], "old_residual": state["residual"]}
-        return {**found, **kept, "factor": np.array(self._factor(rest, state["residual"]))}
+        fields = {"left": basis, "right": fitted, "basis": basis, "block": block, "residual": rest}
+        previous = {"old_left": state["left"], "old_right": state["right"], "old_residual": state["residual"]}
+        return {**fields, **previous, "factor": np.array(self._factor(rest, state["residual"]))}
 
     def _factor(self, residual: FloatArray, old: FloatArray) -> float:
         moved = old - residual

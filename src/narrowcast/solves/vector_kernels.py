@@ -71,8 +71,8 @@ def sweep(indptr: Any, indices: Any, weights: Any, vectors: Any, order: Any, mom
     size = vectors.shape[1]
     sums, old = np.empty(size), np.empty(size)
     error, scale = 0.0, 0.0
-    for place in range(order.shape[0]):
-        i = order[place]
+    for step in range(order.shape[0]):
+        i = order[step]
         sums[:] = 0.0
         for e in range(indptr[i], indptr[i + 1]):
             j, weight = indices[e], weights[e]
@@ -96,14 +96,14 @@ def _score(sums: Any, vectors: Any, i: int, greedy: bool) -> Any:
 
 
 @compiled(inline=True)
-def _place(tree: Any, place: int, value: float, greedy: bool) -> None:
+def _set_leaf(tree: Any, node: int, value: float, greedy: bool) -> None:
     """Set a leaf of a binary tree of sums, or of largest values, and all above it."""
-    tree[place] = value
-    place //= 2
-    while place >= 1:
-        left, right = tree[2 * place], tree[2 * place + 1]
-        tree[place] = max(left, right) if greedy else left + right
-        place //= 2
+    tree[node] = value
+    node //= 2
+    while node >= 1:
+        left, right = tree[2 * node], tree[2 * node + 1]
+        tree[node] = max(left, right) if greedy else left + right
+        node //= 2
 
 
 @compiled(inline=True)
@@ -118,15 +118,15 @@ def _leaves(count: int) -> int:
 @compiled(inline=True)
 def _drawn(tree: Any, uniform: float, greedy: bool) -> int:
     """Return the leaf with the largest value, or the one that holds this share of the sum."""
-    place, left_over = 1, uniform * tree[1]
-    while 2 * place < tree.shape[0]:
-        place *= 2
+    node, left_over = 1, uniform * tree[1]
+    while 2 * node < tree.shape[0]:
+        node *= 2
         if greedy:
-            place += int(tree[place] < tree[place + 1])
-        elif left_over >= tree[place] and tree[place + 1] > 0.0:
-            left_over -= tree[place]
-            place += 1
-    return place
+            node += int(tree[node] < tree[node + 1])
+        elif left_over >= tree[node] and tree[node + 1] > 0.0:
+            left_over -= tree[node]
+            node += 1
+    return node
 
 
 @compiled(reorder=True)
@@ -143,12 +143,12 @@ def chosen_updates(
     tree = np.zeros(2 * _leaves(count))
     leaves = tree.shape[0] // 2
     for i in range(count):
-        _place(tree, leaves + i, _score(sums, vectors, i, greedy), greedy)
+        _set_leaf(tree, leaves + i, _score(sums, vectors, i, greedy), greedy)
     old, at = np.empty(size), np.empty(size)
     error, scale = 0.0, 0.0
     for draw in range(uniform.shape[0]):
-        place = _drawn(tree, uniform[draw], greedy)
-        i = place - leaves
+        node = _drawn(tree, uniform[draw], greedy)
+        i = node - leaves
         for c in range(size):
             at[c] = sums[i, c]
         norm, distance = _turned(at, vectors, i, momentum, old)
@@ -160,20 +160,20 @@ def chosen_updates(
             j, weight = indices[e], weights[e]
             for c in range(size):
                 sums[j, c] += weight * (vectors[i, c] - old[c])
-            _place(tree, leaves + j, _score(sums, vectors, j, greedy), greedy)
+            _set_leaf(tree, leaves + j, _score(sums, vectors, j, greedy), greedy)
         if greedy:
-            _place(tree, place, _score(sums, vectors, i, greedy), greedy)
+            _set_leaf(tree, node, _score(sums, vectors, i, greedy), greedy)
     return error, scale
 
 
 @compiled(reorder=True)
-def pair_products(rows: Any, columns: Any, vectors: Any, others: Any) -> Any:
-    """Return (<v_i, u_j> + <u_i, v_j>) / 2 of pairs (i, j) = (rows[q], columns[q]), for V and U = `others` [n, k]."""
+def pair_products(rows: Any, columns: Any, vectors: Any, right: Any) -> Any:
+    """Return (<v_i, u_j> + <u_i, v_j>) / 2 of pairs (i, j) = (rows[q], columns[q]), for V and U = `right` [n, k]."""
     products = np.zeros(rows.shape[0])
     for q in range(rows.shape[0]):
         i, j = rows[q], columns[q]
         total = 0.0
         for c in range(vectors.shape[1]):
-            total += vectors[i, c] * others[j, c] + others[i, c] * vectors[j, c]
+            total += vectors[i, c] * right[j, c] + right[i, c] * vectors[j, c]
         products[q] = total / 2
     return products

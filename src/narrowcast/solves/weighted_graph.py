@@ -46,10 +46,10 @@ class WeightedGraph:
     @cached_property
     def digest(self) -> str:
         """The sha256 of the graph."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for array in (self.indptr, self.indices, self.weights):
-            found.update(np.ascontiguousarray(array).data)
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
 
 def graph_of(vertices: int, first: IntArray, second: IntArray, weight: FloatArray) -> WeightedGraph:
@@ -61,9 +61,9 @@ def graph_of(vertices: int, first: IntArray, second: IntArray, weight: FloatArra
         raise UserError("the graph has no edges of a weight other than 0, so that every cut is 0; give one with edges")
     for name, ends in (("first", first), ("second", second)):
         if len(wrong := np.flatnonzero((ends < 0) | (ends >= vertices))):
-            place = int(wrong[0])
+            index = int(wrong[0])
             raise UserError(
-                f"edge {place + 1} has the {name} vertex {ends[place] + 1}; vertices are numbered from 1 to {vertices}"
+                f"edge {index + 1} has the {name} vertex {ends[index] + 1}; vertices are numbered from 1 to {vertices}"
             )
     if len(wrong := np.flatnonzero(first == second)):
         raise UserError(f"edge {wrong[0] + 1} joins vertex {first[wrong[0]] + 1} with itself; leave it out")
@@ -74,10 +74,10 @@ def graph_of(vertices: int, first: IntArray, second: IntArray, weight: FloatArra
     keys = np.minimum(first, second) * vertices + np.maximum(first, second)
     order = np.argsort(keys, kind="stable")
     if len(twice := np.flatnonzero(np.diff(keys[order]) == 0)):
-        one, other = order[twice[0]], order[twice[0] + 1]
-        pair = f"edges {one + 1} and {other + 1} both join vertices {first[one] + 1} and {second[one] + 1}"
-        if weight[one] != weight[other]:
-            raise UserError(f"{pair}, with weights {weight[one]:g} and {weight[other]:g}: the graph is not symmetric")
+        edge, repeat = order[twice[0]], order[twice[0] + 1]
+        pair = f"edges {edge + 1} and {repeat + 1} both join vertices {first[edge] + 1} and {second[edge] + 1}"
+        if weight[edge] != weight[repeat]:
+            raise UserError(f"{pair}, with weights {weight[edge]:g} and {weight[repeat]:g}: the graph is not symmetric")
         raise UserError(f"{pair}; give each edge once")
     rows = np.concatenate([first, second])
     columns = np.concatenate([second, first])
@@ -96,7 +96,7 @@ def read_graph(path: Path) -> WeightedGraph:
     advice = 'give a line "n m", then a line "i j weight", or "i j", for each edge'
     with readable(path, (OSError, UnicodeDecodeError, ValueError), advice), path.open(encoding="utf-8-sig") as file:
         header = file.readline().split()
-        if len(header) != 2 or not all(each.isdecimal() for each in header):
+        if len(header) != 2 or not all(word.isdecimal() for word in header):
             raise UserError(f"{path}: begins with {' '.join(header)[:60]!r}; {advice}")
         vertices, edges = map(int, header)
         if not 1 <= vertices <= MOST_VERTICES:
@@ -104,13 +104,13 @@ def read_graph(path: Path) -> WeightedGraph:
         rows = [line.split() for line in file if line.strip()]
         if len(rows) != edges:
             raise UserError(f"{path}: has {len(rows)} edges, but its first line says {edges}; is the file cut off?")
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if len(row) not in (2, 3) or len(row) != len(rows[0]):
-                reason = "; is the file cut off?" if place == edges - 1 else ""
-                raise UserError(f"{path}: edge {place + 1} is {' '.join(row)[:60]!r}{reason}; {advice}")
+                reason = "; is the file cut off?" if index == edges - 1 else ""
+                raise UserError(f"{path}: edge {index + 1} is {' '.join(row)[:60]!r}{reason}; {advice}")
             if wrong := [end for end in row[:2] if not end.isdecimal() or len(end) > _MOST_DIGITS]:
                 numbered = f"vertices are numbered from 1 to {vertices}"
-                raise UserError(f"{path}: edge {place + 1} has the vertex {wrong[0]:.30}; {numbered}")
+                raise UserError(f"{path}: edge {index + 1} has the vertex {wrong[0]:.30}; {numbered}")
         ends = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2) - 1
         weight = np.array([row[2] if len(row) == 3 else 1 for row in rows], dtype=np.float64)
     try:
@@ -121,9 +121,9 @@ def read_graph(path: Path) -> WeightedGraph:
 
 def torus(side: int, seed: int) -> WeightedGraph:
     """Return a square grid of side^2 vertices that is closed in both directions, with weights +1 or -1."""
-    place = np.arange(side * side).reshape(side, side)
-    first = np.concatenate([place.ravel(), place.ravel()])
-    second = np.concatenate([np.roll(place, -1, 0).ravel(), np.roll(place, -1, 1).ravel()])
+    node = np.arange(side * side).reshape(side, side)
+    first = np.concatenate([node.ravel(), node.ravel()])
+    second = np.concatenate([np.roll(node, -1, 0).ravel(), np.roll(node, -1, 1).ravel()])
     sign = 2 * generator(seed, "torus weights").integers(0, 2, len(first)) - 1
     return graph_of(side * side, first, second, sign.astype(np.float64))
 

@@ -319,7 +319,7 @@ def _between(knots: IntArray, codes: IntArray, count: int) -> IntArray:
 
 
 @lru_cache(maxsize=1024)
-def _places(alphabet: int) -> IntArray:
+def _coded_symbols(alphabet: int) -> IntArray:
     """Return the symbols whose codes are sent: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ... from the middle to both sides."""
     distances, step = [0, 1, 2, 3], 4
     while step <= alphabet:
@@ -331,7 +331,7 @@ def _places(alphabet: int) -> IntArray:
 
 def _knots(low: int, count: int, alphabet: int) -> IntArray:
     """Return the positions, from `low`, of the symbols whose codes are sent: both ends, denser near the middle."""
-    knots: IntArray = _knots_among(_places(alphabet), low, count)
+    knots: IntArray = _knots_among(_coded_symbols(alphabet), low, count)
     return knots
 
 

@@ -63,30 +63,30 @@ class TopK(Transform):
     count: int | None = Field(None, ge=1, description="number of values to keep, in place of a fraction")
     indices: IndexLayout = "smallest"
 
-    def kept(self, size: int) -> int:
-        """Return the number of values kept of `n` values."""
+    def n_kept(self, size: int) -> int:
+        """Return how many of `size` values are kept."""
         return share_of(self.fraction, size) if self.count is None else min(size, self.count)
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
         """Return the shape of the kept values."""
-        return {VALUES: (self.kept(n_values(shapes)),)}
+        return {VALUES: (self.n_kept(n_values(shapes)),)}
 
     def side_bytes(self, shapes: Shapes) -> int:
         """Return the most bytes of the indices."""
         size = n_values(shapes)
-        return max_index_bytes(self.kept(size), size, self.indices)
+        return max_index_bytes(self.n_kept(size), size, self.indices)
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the indices, then the values."""
         flat = flatten(tensors)
-        indices = _largest(flat, self.kept(len(flat)))
+        indices = _largest(flat, self.n_kept(len(flat)))
         data, after = rest.write({VALUES: flat[indices]}, key, state)
         return write_indices(indices, len(flat), self.indices) + data, after
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
         """Return the kept values at their indices, zeros elsewhere."""
         size = n_values(shapes)
-        indices = read_indices(reader, self.kept(size), size, self.indices)
+        indices = read_indices(reader, self.n_kept(size), size, self.indices)
         flat = np.zeros(size, dtype=rest.dtype)
         flat[indices] = rest.read(reader, self.inner_shapes(shapes), key)[VALUES]
         return unflatten(flat, shapes)

@@ -119,7 +119,7 @@ class CodedDownload(Section):
         points = {name: np.zeros((self.history, *values.shape), dtype=np.int16) for name, values in model.items()}
         return {**START.add(model), **_HISTORY.add(points), _ROUNDS: np.zeros(self.history, dtype=np.int64)}
 
-    def kept(self, model: Arrays, server: Arrays, broadcast: Arrays) -> Arrays:
+    def next_state(self, model: Arrays, server: Arrays, broadcast: Arrays) -> Arrays:
         """Return what the next server state keeps; `model` is that of `server`, whose round's `broadcast` was sent."""
         if self.step is None or not self.history:
             return DOWNLOAD.add(DOWNLOAD.of(server))
@@ -247,8 +247,8 @@ class SizesDownloads(Algorithm):
         return {} if self.download is None else self.download.init(model)
 
     def kept_download(self, model: Arrays, server: Arrays, broadcast: Arrays) -> Arrays:
-        """Return what the next server state keeps for downloads, as `CodedDownload.kept` does."""
-        return {} if self.download is None else self.download.kept(model, server, broadcast)
+        """Return what the next server state keeps for downloads, as `CodedDownload.next_state` does."""
+        return {} if self.download is None else self.download.next_state(model, server, broadcast)
 
     def broadcast_model(self, model: Arrays, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Return the model for every client of the round, or the model on a grid."""

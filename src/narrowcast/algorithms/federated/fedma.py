@@ -116,8 +116,8 @@ class Progress:
         known: BoolArray = self.units[self.layer - 1][clients, 0] >= 0
         return known
 
-    def in_places(self, name: str, values: NDArray[Any], client: int) -> NDArray[Any]:
-        """Return a client's parameter of the next layer with its inputs at the places of their global units."""
+    def at_global_units(self, name: str, values: NDArray[Any], client: int) -> NDArray[Any]:
+        """Return a client's parameter of the next layer with its inputs at their global units."""
         before = self.layer - 1
         if not any(axis and axis.layer == before for axis in self.hidden.axes[name]):
             return values
@@ -354,7 +354,7 @@ class FedMA(LocalThenUpload):
             for name in progress.names:
                 started[name] = np.stack(
                     [
-                        progress.in_places(name, model, client)
+                        progress.at_global_units(name, model, client)
                         for model, client in zip(local[name], clients, strict=True)
                     ]
                 )

@@ -219,7 +219,7 @@ class LayerRows:
             total = np.zeros(())
             for parameters, units_of_client in zip(clients, units, strict=True):
                 values = np.asarray(parameters[name], dtype=np.float64)
-                total = total + whole.put(name, values, self._places(units_of_client))
+                total = total + whole.put(name, values, self._units(units_of_client))
             by_unit, axis = self._units_first(name, total)
             count = np.full(len(owners), len(clients)) if divisor == "clients" else owners
             divisors = np.tile(np.repeat(count, axis.width), axis.blocks).reshape(-1, *[1] * (by_unit.ndim - 1))
@@ -227,7 +227,7 @@ class LayerRows:
             means[name] = mean.astype(clients[0][name].dtype)
         return means
 
-    def _places(self, units: IntArray) -> Units:
+    def _units(self, units: IntArray) -> Units:
         """Return the units of each layer, of which all but this one's are those that the client has."""
         every = [np.arange(count) for count in self.hidden.counts]
         every[self.layer] = units

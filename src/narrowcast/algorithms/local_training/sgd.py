@@ -177,7 +177,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         changes, loss, slots = train_by_rule(
             module, of_loss, rule, starts(order), loader, schedule, steps, batched=batched
         )
-    positions = _places(order)
+    positions = _positions(order)
     stops = np.cumsum(sizes)
     scheduled = [None if training.learning_rate_schedule is None else rate for rate in rates]
     learnt = {name: to_array(values) for name, values in changes.items()}
@@ -207,7 +207,7 @@ def _own_layers(calls: Sequence[LocalCall]) -> tuple[tuple[str, ...], list[Array
 
 def _measured(point: StartPoint, terms: LocalTerms) -> tuple[FloatArray | None, Arrays]:
     """Return the losses [C] and the gradients [C, ...] that the terms ask for, in the order of the calls' clients."""
-    positions = _places(point.schedule.order)
+    positions = _positions(point.schedule.order)
     gradients = mean_gradients(point) if terms.start_gradient else {}
     return (
         mean_losses(point)[positions] if terms.start_loss else None,
@@ -226,8 +226,8 @@ def _rate_sums(rates: FloatArray, steps: IntArray) -> FloatArray:
     return steps * rates[0] if len(rates) == 1 else np.concatenate([[0.0], np.cumsum(rates)])[steps]
 
 
-def _places(order: IntArray) -> IntArray:
-    """Return the place of each client in `order`."""
+def _positions(order: IntArray) -> IntArray:
+    """Return the position of each client in `order`."""
     positions = np.empty(len(order), dtype=np.int64)
     positions[order] = np.arange(len(order))
     return positions
