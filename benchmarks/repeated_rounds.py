@@ -111,10 +111,10 @@ class RepeatingServer:
         try:
             results = [
                 result
-                for model, chunk in zip(models, rounds.before(chunks), strict=True)
+                for model, chunk in zip(models, rounds.distribute_keys(chunks), strict=True)
                 for result in train_chunks(self.run, model, [chunk], store)
             ]
-            opened = rounds.after(results)
+            opened = rounds.open_sum(results)
         except (RunFailed, PayloadError):
             return None
         return opened[0].partial if any(each.ledger.delivered.any() for each in opened) else None

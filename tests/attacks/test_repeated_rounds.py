@@ -92,4 +92,4 @@ def test_a_refusal_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
         match=r"^round 1: clients have begun round 1 in another cohort, or with other groups; resume the run as it was "
         r"interrupted, with its files and on a processor of the same kind, or start a new one$",
     ):
-        opener.before([server._chunk(1, everyone[:-1])])
+        opener.distribute_keys([server._chunk(1, everyone[:-1])])

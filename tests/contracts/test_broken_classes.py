@@ -13,7 +13,7 @@ import broken_scenes
 import broken_solvers
 from broken_law import Broken
 from narrowcast.laws import configuration, training_laws
-from narrowcast.laws.law import judge
+from narrowcast.laws.law import evaluate_laws
 from narrowcast.laws.registries import LAWS
 from narrowcast.platform.errors import UserError
 
@@ -24,7 +24,7 @@ BROKEN = [*broken_algorithms.BROKEN, *broken_scenes.BROKEN, *broken_engines.BROK
 def test_the_law_is_broken(broken: Broken) -> None:
     cases = broken.cases()
     assert cases
-    (verdict,) = judge([broken.law], cases)
+    (verdict,) = evaluate_laws([broken.law], cases)
     assert broken.because in (verdict.reason or "the law holds")
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from narrowcast.catalog import DATA
 from narrowcast.experiment import Experiment
-from narrowcast.laws.rehearsal import interactions, samples
+from narrowcast.laws.small_tasks import interactions, samples
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Samples
 

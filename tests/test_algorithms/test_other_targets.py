@@ -16,7 +16,7 @@ from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.algorithms.local_training.gradients import batched_forward, chain_gradient
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws import algorithm_laws
-from narrowcast.laws.rehearsal import N_CLIENTS, numbers, sequences
+from narrowcast.laws.small_tasks import N_CLIENTS, numbers, sequences
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.measures import CrossEntropy, Huber
 from narrowcast.platform.models.networks import MLP, CharLSTM

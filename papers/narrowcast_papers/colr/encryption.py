@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.algorithms.client.sums import Group, Part, SumLayout
+from narrowcast.algorithms.client.sums import MaskGroup, SumBlock, SumLayout
 from narrowcast.algorithms.secure import ckks, paillier
 from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.key_store import KeyStore
@@ -77,7 +77,7 @@ def measure_costs() -> dict[str, EncryptionCost]:
 def _ckks(rank: int) -> EncryptionCost:
     """Measure updates of this rank under CKKS, from a client's contribution to the decrypted sum."""
     random = np.random.default_rng(0)
-    whole = Group((Part("sum", None, ITEMS * rank),), (Part("weight", None, ITEMS),))
+    whole = MaskGroup((SumBlock("sum", None, ITEMS * rank),), (SumBlock("weight", None, ITEMS),))
     scheme = CKKS()
     messages = Messages(scheme, SumLayout((whole,), {}, CLIENTS, CLIENTS), CLIENTS)
     key_store = _TimedKeyStore(scheme)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.client.sums import ROWS, WEIGHT, Group, Part, SumLayout
+from narrowcast.algorithms.client.sums import ROWS, WEIGHT, MaskGroup, SumBlock, SumLayout
 from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.schemes import Masked, Plain, Protection
@@ -127,10 +127,12 @@ def upload_kilobytes(scheme: Protection, columns: int, sent: int, *, by_column: 
 
     `by_column`: the columns of the sum are apart, each with its own counts, so that clients may send some of them.
     """
-    groups = [Group((Part(ROWS, None, ITEMS * columns),), (Part(WEIGHT, None, ITEMS),))]
+    groups = [MaskGroup((SumBlock(ROWS, None, ITEMS * columns),), (SumBlock(WEIGHT, None, ITEMS),))]
     if by_column:
-        groups = [Group((Part(ROWS, each, ITEMS),), (Part(WEIGHT, each, ITEMS),)) for each in range(columns)]
-    layout = SumLayout(tuple(groups), {}, COHORT, COHORT, max_rank=columns * by_column, rows=ITEMS)
+        groups = [
+            MaskGroup((SumBlock(ROWS, each, ITEMS),), (SumBlock(WEIGHT, each, ITEMS),)) for each in range(columns)
+        ]
+    layout = SumLayout(tuple(groups), {}, COHORT, COHORT, max_rank=columns * by_column, n_items=ITEMS)
     messages = Messages(scheme, layout, COHORT)
     own = np.arange(len(groups))[None] < (sent if by_column else 1)
     protocol = messages.protocol_bits(np.zeros(COHORT, dtype=np.int64))

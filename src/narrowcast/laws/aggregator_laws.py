@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from narrowcast.algorithms.federated.aggregator import Aggregator
-from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import digest
+from narrowcast.laws.law import require
+from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.types import Arrays, FloatArray
 
 _CLIENTS = (1, 2, 7)
@@ -42,15 +42,15 @@ def an_aggregate_has_the_shape_of_one_change(aggregator: Aggregator) -> None:
         got = aggregator.aggregate(*_changes(clients))
         shapes = {name: (values.shape, str(values.dtype)) for name, values in got.items()}
         wanted = {name: (shape, "float32") for name, shape in _SHAPES.items()}
-        hold(shapes == wanted, f"the aggregate of {clients} changes {wanted} is {shapes}")
-        hold(all(np.isfinite(values).all() for values in got.values()), f"of {clients} changes it is not finite")
+        require(shapes == wanted, f"the aggregate of {clients} changes {wanted} is {shapes}")
+        require(all(np.isfinite(values).all() for values in got.values()), f"of {clients} changes it is not finite")
 
 
 def an_aggregate_depends_on_its_arguments_alone(aggregator: Aggregator) -> None:
     """Aggregate twice, the second time through pickle."""
     again: Any = pickle.loads(pickle.dumps(aggregator))
     first, second = (instance.aggregate(*_changes(7)) for instance in (aggregator, again))
-    hold(digest(first) == digest(second), "the same changes have another aggregate")
+    require(digest(first) == digest(second), "the same changes have another aggregate")
 
 
 def equal_changes_have_themselves_as_aggregate(aggregator: Aggregator) -> None:
@@ -60,7 +60,7 @@ def equal_changes_have_themselves_as_aggregate(aggregator: Aggregator) -> None:
         equal = {name: np.repeat(values[:1], clients, axis=0) for name, values in changes.items()}
         got = aggregator.aggregate(equal, weights)
         far = _far_apart(got, {name: values[0] for name, values in equal.items()})
-        hold(not far, f"{clients} equal changes have another aggregate")
+        require(not far, f"{clients} equal changes have another aggregate")
 
 
 def the_order_of_the_clients_does_not_matter(aggregator: Aggregator) -> None:
@@ -68,7 +68,7 @@ def the_order_of_the_clients_does_not_matter(aggregator: Aggregator) -> None:
     changes, weights = _changes(7)
     opposite = {name: values[::-1] for name, values in changes.items()}
     far = _far_apart(aggregator.aggregate(changes, weights), aggregator.aggregate(opposite, weights[::-1]))
-    hold(not far, "clients in another order have another aggregate")
+    require(not far, "clients in another order have another aggregate")
 
 
 def digest_of(aggregator: Aggregator) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from narrowcast.algorithms.local_training.ratings import AlternatingGradient, RatingSGD
-from narrowcast.laws.law import hold
+from narrowcast.laws.law import require
 from narrowcast.laws.model_laws import dtype_of
-from narrowcast.laws.rehearsal import (
+from narrowcast.laws.small_tasks import (
     N_CLIENTS,
     PLAN,
     Limited,
@@ -149,9 +149,9 @@ def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
 def results_do_not_depend_on_the_placement_or_order_of_chunks(case: Trained) -> None:
     """Train the chunks in reverse, on pickled copies with read-only arrays, and compare bit by bit."""
     shuffled = run(PLAN, case.algorithm, case.task, executor=Shuffled(case.algorithm, case.task))
-    hold(sha256(case.algorithm, case.straight) == sha256(case.algorithm, shuffled), "the models differ")
-    hold(records(case.straight) == records(shuffled), "the records differ")
-    hold(
+    require(sha256(case.algorithm, case.straight) == sha256(case.algorithm, shuffled), "the models differ")
+    require(records(case.straight) == records(shuffled), "the records differ")
+    require(
         [outcome.metrics for outcome in case.straight] == [outcome.metrics for outcome in shuffled],
         "the metrics differ",
     )
@@ -161,11 +161,11 @@ def a_resumed_run_equals_the_uninterrupted_run(case: Trained) -> None:
     """Go on from the state after rounds 1 and 3."""
     for middle in (1, 3):
         resumed = run(PLAN, case.algorithm, case.task, state=case.straight[middle - 1].state)
-        hold(
+        require(
             sha256(case.algorithm, resumed) == sha256(case.algorithm, case.straight),
             f"after a resume from round {middle} the model is another",
         )
-        hold(
+        require(
             records(resumed) == records(case.straight[middle:]),
             f"after a resume from round {middle} the records are others",
         )
@@ -174,7 +174,7 @@ def a_resumed_run_equals_the_uninterrupted_run(case: Trained) -> None:
 def another_seed_gives_another_result(case: Trained) -> None:
     """Run with seeds 0 and 1."""
     reseeded = run(PLAN.model_copy(update={"seed": 1}), case.algorithm, case.task_at(1))
-    hold(sha256(case.algorithm, case.straight) != sha256(case.algorithm, reseeded), "seeds 0 and 1 give one model")
+    require(sha256(case.algorithm, case.straight) != sha256(case.algorithm, reseeded), "seeds 0 and 1 give one model")
 
 
 def the_server_does_not_depend_on_the_private_seed(case: Trained) -> None:
@@ -193,9 +193,9 @@ def the_server_does_not_depend_on_the_private_seed(case: Trained) -> None:
         sent.append((digest(first.arrays), digest(second.arrays), first.full.to_bytes(), updates))
         bits = algorithm.upload_bits(first.arrays, variant, everyone)
         known.append(pickle.dumps((bits, algorithm.rate_distortion(variant, everyone))))
-    hold(states[0] == states[1], "with another private seed the same uploads give another server state")
-    hold(sent[0] == sent[1], "with another private seed the server sends something else")
-    hold(known[0] == known[1], "with another private seed the server expects uploads of other sizes")
+    require(states[0] == states[1], "with another private seed the same uploads give another server state")
+    require(sent[0] == sent[1], "with another private seed the server sends something else")
+    require(known[0] == known[1], "with another private seed the server expects uploads of other sizes")
 
 
 def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
@@ -206,31 +206,31 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     shapes = [{name: values.shape for name, values in arrays.items()} for arrays in (case.before, after)]
     check_final(case.algorithm, case.task.initial_parameters(), state.server)
     same = {*shapes[0]} == {*shapes[1]} if grows else shapes[0] == shapes[1]
-    hold(same, f"parameters were {shapes[0]} and are {shapes[1]}")
+    require(same, f"parameters were {shapes[0]} and are {shapes[1]}")
     wanted = dtype_of(case.task.model)
-    hold(all(values.dtype == wanted for values in after.values()), f"parameters are not {wanted}")
+    require(all(values.dtype == wanted for values in after.values()), f"parameters are not {wanted}")
     # A model that grows may take more rounds than these until it is complete.
     then, now = (case.algorithm.init(case.task), state.server) if grows else (case.before, after)
     changed = [name for name in now if name not in then or not np.array_equal(now[name], then[name])]
-    hold(bool(changed), "no parameter has changed after five rounds")
+    require(bool(changed), "no parameter has changed after five rounds")
     ledgers = [outcome.ledger for outcome in case.straight]
-    hold(state.uplink_bits == sum(int(ledger.uplink_bits.sum()) for ledger in ledgers), "uplink bits do not add up")
+    require(state.uplink_bits == sum(int(ledger.uplink_bits.sum()) for ledger in ledgers), "uplink bits do not add up")
     for ledger in ledgers:
-        hold((ledger.uplink_bits[ledger.delivered] > 0).all(), "an upload of no bits was delivered")
-        hold((ledger.downlink_bits > 0).all(), "a client was sent nothing")
-        hold((ledger.uplink_bits % 8 == 0).all(), "uploads are not whole bytes")
-        hold((ledger.downlink_bits % 8 == 0).all(), "downloads are not whole bytes")
+        require((ledger.uplink_bits[ledger.delivered] > 0).all(), "an upload of no bits was delivered")
+        require((ledger.downlink_bits > 0).all(), "a client was sent nothing")
+        require((ledger.uplink_bits % 8 == 0).all(), "uploads are not whole bytes")
+        require((ledger.downlink_bits % 8 == 0).all(), "downloads are not whole bytes")
 
 
 def client_state_has_a_row_for_each_client(case: Trained) -> None:
     """Compare the clients' state with that before round 1."""
     initial, state = case.algorithm.init_clients(case.task), case.straight[-1].state
     assert state is not None
-    hold(set(state.clients) == set(initial), f"clients had {sorted(initial)} and have {sorted(state.clients)}")
+    require(set(state.clients) == set(initial), f"clients had {sorted(initial)} and have {sorted(state.clients)}")
     for name, values in initial.items():
-        hold(len(values) == N_CLIENTS, f"{name} has {len(values)} rows for {N_CLIENTS} clients")
+        require(len(values) == N_CLIENTS, f"{name} has {len(values)} rows for {N_CLIENTS} clients")
         wanted = (len(state.participants), *values.shape[1:])
-        hold(state.clients[name].shape == wanted, f"{name} has the shape {state.clients[name].shape}, not {wanted}")
+        require(state.clients[name].shape == wanted, f"{name} has the shape {state.clients[name].shape}, not {wanted}")
 
 
 def permuting_the_clients_of_a_chunk_changes_no_record(case: Trained) -> None:
@@ -243,10 +243,10 @@ def permuting_the_clients_of_a_chunk_changes_no_record(case: Trained) -> None:
         clients = np.array(order)
         state = _rows(initial, clients)
         ledger = algorithm.train(broadcast, ClientChunk(1, 0, clients, state), task).ledger
-        hold(ledger.client.tolist() == list(order), f"the ledger of {list(order)} is of {ledger.client.tolist()}")
+        require(ledger.client.tolist() == list(order), f"the ledger of {list(order)} is of {ledger.client.tolist()}")
         columns = (ledger.client, ledger.rank, ledger.uplink_bits, ledger.examples, ledger.delivered)
         lines |= set(zip(*columns, strict=True))
-    hold(len(lines) == 3, f"three clients have {len(lines)} different lines")
+    require(len(lines) == 3, f"three clients have {len(lines)} different lines")
 
 
 def local_calls_divide_the_clients_of_a_chunk(case: Trained) -> None:
@@ -257,7 +257,7 @@ def local_calls_divide_the_clients_of_a_chunk(case: Trained) -> None:
     calls = algorithm.local_calls(broadcast, ClientChunk(1, 0, clients, state), task)
     if calls is not None:
         trained = np.concatenate([call.chunk.clients for call in calls]).tolist()
-        hold(sorted(trained) == clients.tolist(), f"for clients {clients.tolist()} it trains {trained}")
+        require(sorted(trained) == clients.tolist(), f"for clients {clients.tolist()} it trains {trained}")
 
 
 def with_limits_results_do_not_depend_on_placement_or_resume(case: Trained) -> None:
@@ -266,10 +266,10 @@ def with_limits_results_do_not_depend_on_placement_or_resume(case: Trained) -> N
     plan = PLAN.model_copy(update={"rounds": 3})
     straight = run(plan, algorithm, task, executor=Limited(local(algorithm, task), bits))
     shuffled = run(plan, algorithm, task, executor=Limited(Shuffled(algorithm, task), bits))
-    hold(sha256(algorithm, straight) == sha256(algorithm, shuffled), "the models differ")
-    hold(records(straight) == records(shuffled), "the records differ")
+    require(sha256(algorithm, straight) == sha256(algorithm, shuffled), "the models differ")
+    require(records(straight) == records(shuffled), "the records differ")
     again = run(plan, algorithm, task, state=straight[1].state, executor=Limited(local(algorithm, task), bits))
-    hold(sha256(algorithm, again) == sha256(algorithm, straight), "after a resume the model is another")
+    require(sha256(algorithm, again) == sha256(algorithm, straight), "after a resume the model is another")
 
 
 def no_client_exceeds_its_budget(case: Trained) -> None:
@@ -279,13 +279,15 @@ def no_client_exceeds_its_budget(case: Trained) -> None:
         budgets = (share * free.uplink_bits).astype(np.int64)
         tight = train_everyone(case.algorithm, case.task, budget_bits=budgets).ledger
         over = np.flatnonzero(tight.uplink_bits > budgets)
-        hold(not over.size, f"with {share:g} of its bits, client {over[:1]} sends {tight.uplink_bits[over[:1]]} bits")
-        hold(np.array_equal(tight.delivered, tight.uplink_bits > 0), "delivered and sent are not the same clients")
-        hold((tight.rank[~tight.delivered] <= 0).all(), "who sends nothing has a rank")
+        require(
+            not over.size, f"with {share:g} of its bits, client {over[:1]} sends {tight.uplink_bits[over[:1]]} bits"
+        )
+        require(np.array_equal(tight.delivered, tight.uplink_bits > 0), "delivered and sent are not the same clients")
+        require((tight.rank[~tight.delivered] <= 0).all(), "who sends nothing has a rank")
         if share == 1.0:
-            hold(tight.delivered.all(), "a budget of all its bits does not let a client send")
+            require(tight.delivered.all(), "a budget of all its bits does not let a client send")
         elif not case.coded:
-            hold(not tight.delivered.any(), "without a codec, a client sends less than its update")
+            require(not tight.delivered.any(), "without a codec, a client sends less than its update")
 
 
 def a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state(case: Trained) -> None:
@@ -293,10 +295,10 @@ def a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state(case: Tr
     nothing = train_everyone(case.algorithm, case.task, budget_bits=np.zeros(N_CLIENTS, dtype=np.int64))
     after = stepped(case.algorithm, case.task, nothing)
     changed = [name for name in case.before if not np.array_equal(after[name], case.before[name])]
-    hold(not changed, f"{', '.join(changed)} changed though nobody sent anything")
+    require(not changed, f"{', '.join(changed)} changed though nobody sent anything")
     for name, values in nothing.state.items():
         if name.startswith(("codec/", "control/")):
-            hold(not values.any(), f"{name} changed though nothing was sent")
+            require(not values.any(), f"{name} changed though nothing was sent")
 
 
 def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: Trained) -> None:
@@ -311,18 +313,18 @@ def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: Trained) -
     for limits in shortages:
         sent = algorithm.broadcast(server, task, 2).arrays
         result = algorithm.train(sent, ClientChunk(2, 0, clients, state, **limits), task)
-        hold(not result.ledger.delivered.any(), "an upload counts as delivered")
+        require(not result.ledger.delivered.any(), "an upload counts as delivered")
         after = algorithm.step(server, sent, algorithm.fold([result.partial]), task, 2)
         moved = _differing(algorithm.final(server), algorithm.final(after))
-        hold(not moved, f"{moved} changed in round 2, in which nobody delivered")
+        require(not moved, f"{moved} changed in round 2, in which nobody delivered")
         after_silence, before = (algorithm.broadcast(server_state, task, 3).arrays for server_state in (after, server))
-        hold(not (differing := _differing(before, after_silence)), f"{differing} of the next broadcast is another")
+        require(not (differing := _differing(before, after_silence)), f"{differing} of the next broadcast is another")
         total = algorithm.fold([algorithm.train(after_silence, ClientChunk(3, 0, clients, state), task).partial])
         steps = [
             algorithm.final(algorithm.step(server_state, after_silence, total, task, 3))
             for server_state in (server, after)
         ]
-        hold(not (differing := _differing(*steps)), f"{differing} takes another step in round 3")
+        require(not (differing := _differing(*steps)), f"{differing} takes another step in round 3")
 
 
 def _rows(state: Arrays, clients: IntArray) -> Arrays:
@@ -340,18 +342,18 @@ def a_lost_upload_is_counted_and_not_aggregated(case: Trained) -> None:
     algorithm, task, free = case.algorithm, case.task, case.free
     lost = np.arange(N_CLIENTS) % 3 == 1
     some = train_everyone(algorithm, task, lost=lost)
-    hold(np.array_equal(some.ledger.uplink_bits, free.ledger.uplink_bits), "a lost upload costs other bits")
-    hold(np.array_equal(some.ledger.delivered, free.ledger.delivered & ~lost), "a lost upload counts as delivered")
+    require(np.array_equal(some.ledger.uplink_bits, free.ledger.uplink_bits), "a lost upload costs other bits")
+    require(np.array_equal(some.ledger.delivered, free.ledger.delivered & ~lost), "a lost upload counts as delivered")
     without = train_everyone(algorithm, task, np.flatnonzero(~lost))
     everyone = stepped(algorithm, task, free)
     got, wanted = stepped(algorithm, task, some), stepped(algorithm, task, without)
-    hold(close(got, wanted, case.before, 1e-5), "the model is not that of the others alone")
+    require(close(got, wanted, case.before, 1e-5), "the model is not that of the others alone")
     # a median of sparse updates may stand still
     if any((everyone[name] != case.before[name]).any() for name in case.before):
-        hold(not close(got, everyone, case.before, 1e-3), "the model is that of all clients")
+        require(not close(got, everyone, case.before, 1e-3), "the model is that of all clients")
     for name, values in some.state.items():
         if name.startswith("codec/"):
-            hold(np.array_equal(values, free.state[name]), f"{name} is not what it is after a delivered upload")
+            require(np.array_equal(values, free.state[name]), f"{name} is not what it is after a delivered upload")
 
 
 def chunk_sizes_change_results_by_rounding_alone(case: Trained) -> None:
@@ -359,10 +361,10 @@ def chunk_sizes_change_results_by_rounding_alone(case: Trained) -> None:
     algorithm, task = case.algorithm, case.task
     whole, parts = (run(PLAN.model_copy(update={"rounds": 2, "chunk_size": size}), algorithm, task) for size in (6, 1))
     ends = [algorithm.final(outcomes[-1].state.server) for outcomes in (whole, parts) if outcomes[-1].state]
-    hold(close(ends[0], ends[1], case.before, 1e-4), "the models differ by more than rounding")
+    require(close(ends[0], ends[1], case.before, 1e-4), "the models differ by more than rounding")
     for joint, part in zip(whole, parts, strict=True):
-        hold(np.array_equal(joint.ledger.delivered, part.ledger.delivered), "other clients deliver")
-        hold(np.allclose(joint.ledger.uplink_bits, part.ledger.uplink_bits, rtol=0.01), "uploads have other sizes")
+        require(np.array_equal(joint.ledger.delivered, part.ledger.delivered), "other clients deliver")
+        require(np.allclose(joint.ledger.uplink_bits, part.ledger.uplink_bits, rtol=0.01), "uploads have other sizes")
 
 
 def a_replica_equals_its_single_run(case: Trained) -> None:
@@ -373,23 +375,25 @@ def a_replica_equals_its_single_run(case: Trained) -> None:
     together = list(lockstep(runs))
     for index, (plan, task) in enumerate(zip(plans, tasks, strict=True)):
         got, wanted = together[-1][index], run(plan, case.algorithm, task)
-        hold(isinstance(got, Outcome), f"seed {index} failed: {got}")
+        require(isinstance(got, Outcome), f"seed {index} failed: {got}")
         assert isinstance(got, Outcome)
-        hold(sha256(case.algorithm, [got]) == sha256(case.algorithm, wanted), f"the model of seed {index} is another")
+        require(
+            sha256(case.algorithm, [got]) == sha256(case.algorithm, wanted), f"the model of seed {index} is another"
+        )
         bits = [got.record.total_uplink_bits, wanted[-1].record.total_uplink_bits]
-        hold(bits[0] == bits[1], f"seed {index} sends {bits[0]} bits, alone {bits[1]}")
+        require(bits[0] == bits[1], f"seed {index} sends {bits[0]} bits, alone {bits[1]}")
 
 
 def sizes_known_before_training_are_exact(case: Trained) -> None:
     """Compare examples and bits that were predicted with those of the ledger."""
     task, everyone, ledger = case.task, np.arange(N_CLIENTS), case.free.ledger
     predicted = task.training.samples(task, everyone) * task.training.epochs
-    hold((predicted == ledger.examples).all(), "clients train on other numbers of examples than predicted")
+    require((predicted == ledger.examples).all(), "clients train on other numbers of examples than predicted")
     broadcast = case.algorithm.broadcast(case.algorithm.init(task), task, 1).arrays
     bits = case.algorithm.upload_bits(broadcast, task, everyone)
     if type(case.algorithm).upload_bits is not Algorithm.upload_bits:
-        hold((bits is None) == case.coded, "bits are known in advance exactly without a codec")
-    hold(bits is None or (bits == ledger.uplink_bits).all(), "clients send other numbers of bits than predicted")
+        require((bits is None) == case.coded, "bits are known in advance exactly without a codec")
+    require(bits is None or (bits == ledger.uplink_bits).all(), "clients send other numbers of bits than predicted")
 
 
 def updates_of_half_weight_move_the_server_half_as_far(case: Trained) -> None:
@@ -403,8 +407,8 @@ def updates_of_half_weight_move_the_server_half_as_far(case: Trained) -> None:
     half = stepped_server(case.algorithm, task, scaled)
     for name, values in before.items():
         near = np.allclose(half[name] - values, (whole[name] - values) / 2, rtol=1e-4, atol=1e-6)
-        hold(near, f"{name} does not move half as far")
-        hold(half[name].dtype == whole[name].dtype, f"{name} is {half[name].dtype}, not {whole[name].dtype}")
+        require(near, f"{name} does not move half as far")
+        require(half[name].dtype == whole[name].dtype, f"{name} is {half[name].dtype}, not {whole[name].dtype}")
 
 
 def with_a_fine_quantiser_the_result_is_close_to_float32(case: Trained) -> None:
@@ -414,7 +418,7 @@ def with_a_fine_quantiser_the_result_is_close_to_float32(case: Trained) -> None:
     got, wanted = (
         stepped(algorithm, case.task, train_everyone(algorithm, case.task)) for algorithm in (fine, case.algorithm)
     )
-    hold(close(got, wanted, case.before, 1e-3), "the model differs by more than a thousandth of the step")
+    require(close(got, wanted, case.before, 1e-3), "the model differs by more than a thousandth of the step")
 
 
 def through_a_fine_quantiser(case: Trained) -> Algorithm | None:

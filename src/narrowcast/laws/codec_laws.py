@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from narrowcast.algorithms.codecs.chain import Codec, Stage, UnsendableUpdateError, check_order
 from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.laws.law import LawBrokenError, hold
-from narrowcast.laws.rehearsal import digest
+from narrowcast.laws.law import LawBrokenError, require
+from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.types import Arrays, PayloadError
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -82,18 +82,18 @@ def messages_decode_to_finite_tensors_of_the_same_shapes(case: Chained) -> None:
     """Encode and decode an update."""
     back = case.codec.decode(case.codec.encode(case.update, KEY, case.state).to_bytes(), case.shapes, KEY)
     shapes = {name: values.shape for name, values in back.items()}
-    hold(shapes == case.shapes, f"the shapes {case.shapes} come back as {shapes}")
+    require(shapes == case.shapes, f"the shapes {case.shapes} come back as {shapes}")
     for name, values in back.items():
-        hold(values.dtype == np.float32, f"{name} comes back as {values.dtype}")
-        hold(np.isfinite(values).all(), f"{name} comes back with values that are not finite")
+        require(values.dtype == np.float32, f"{name} comes back as {values.dtype}")
+        require(np.isfinite(values).all(), f"{name} comes back with values that are not finite")
 
 
 def wire_bits_are_the_length_of_the_bytes_and_at_most_max_bits(case: Chained) -> None:
     """Weigh an encoded update."""
     encoded = case.codec.encode(case.update, KEY, case.state)
     bits, most = 8 * len(encoded.to_bytes()), case.codec.max_bits(case.shapes)
-    hold(encoded.wire_bits() == bits, f"wire_bits is {encoded.wire_bits()}, and {bits} bits are sent")
-    hold(bits <= most, f"{bits} bits are sent, and max_bits is {most}")
+    require(encoded.wire_bits() == bits, f"wire_bits is {encoded.wire_bits()}, and {bits} bits are sent")
+    require(bits <= most, f"{bits} bits are sent, and max_bits is {most}")
 
 
 def encoding_is_deterministic_in_its_key(case: Chained) -> None:
@@ -101,29 +101,29 @@ def encoding_is_deterministic_in_its_key(case: Chained) -> None:
     again = {name: np.asfortranarray(case.update[name]) for name in reversed(list(case.update))}
     first, after = case.codec.encode_with_state(case.update, KEY, case.state)
     second, after_again = pickle.loads(pickle.dumps(case.codec)).encode_with_state(again, KEY, case.state)
-    hold(first.to_bytes() == second.to_bytes(), "the bytes differ")
-    hold(digest(after) == digest(after_again), "the states differ")
+    require(first.to_bytes() == second.to_bytes(), "the bytes differ")
+    require(digest(after) == digest(after_again), "the states differ")
     decoded = [case.codec.decode(first.to_bytes(), case.shapes, KEY) for _ in range(2)]
-    hold(digest(decoded[0]) == digest(decoded[1]), "the same bytes decode to different tensors")
+    require(digest(decoded[0]) == digest(decoded[1]), "the same bytes decode to different tensors")
 
 
 def the_state_keeps_its_names_and_shapes(case: Chained) -> None:
     """Encode five updates one after the other."""
     state = case.state
     for name, values in state.items():
-        hold(not np.any(values), f"{name} is not zero before the first upload")
+        require(not np.any(values), f"{name} is not zero before the first upload")
     shapes = {name: np.shape(values) for name, values in state.items()}
     for step in range(5):
         state = case.codec.encode_with_state(case.update, KEY + step, state)[1]
         now = {name: np.shape(values) for name, values in state.items()}
-        hold(now == shapes, f"the state had the shapes {shapes} and has {now}")
+        require(now == shapes, f"the state had the shapes {shapes} and has {now}")
 
 
 def zeros_stay_zeros(case: Chained) -> None:
     """Send an update of zeros."""
     zeros = {name: np.zeros_like(values) for name, values in case.update.items()}
     back = case.codec.decode(case.codec.encode(zeros, KEY, case.state).to_bytes(), case.shapes, KEY)
-    hold(all(not values.any() for values in back.values()), "an update of zeros comes back with other values")
+    require(all(not values.any() for values in back.values()), "an update of zeros comes back with other values")
 
 
 def hostile_bytes_raise_payload_error(case: Chained) -> None:
@@ -137,9 +137,11 @@ def hostile_bytes_raise_payload_error(case: Chained) -> None:
             continue
         except Exception as error:
             raise LawBrokenError(f"{len(changed)} bytes raise {type(error).__name__}: {error}") from error
-        hold(len(changed) == len(data) or changed not in (data[:-1], data + b"\0"), "cut or padded bytes are decoded")
+        require(
+            len(changed) == len(data) or changed not in (data[:-1], data + b"\0"), "cut or padded bytes are decoded"
+        )
         finite = all(np.isfinite(values).all() for values in back.values())
-        hold(finite, "changed bytes decode to values that are not finite")
+        require(finite, "changed bytes decode to values that are not finite")
 
 
 def _corrupted(data: bytes, random: np.random.Generator) -> bytes:
@@ -160,7 +162,7 @@ def an_update_that_is_not_finite_is_refused(case: Chained) -> None:
         case.codec.encode(bad, KEY, case.state)
     except UnsendableUpdateError:
         return
-    hold(condition=False, reason="it was encoded")
+    require(condition=False, reason="it was encoded")
 
 
 def digest_of(case: Chained) -> str:

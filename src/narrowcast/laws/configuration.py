@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from narrowcast.laws.law import hold
+from narrowcast.laws.law import require
 from narrowcast.platform.config.files import plugin_folders, read_yaml, validate, write_yaml
 from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
@@ -26,9 +26,9 @@ class Configured:
 def pickling_gives_an_equal_object(case: Configured) -> None:
     """Pickle and unpickle the object, as a backend does to reach its workers."""
     back = pickle.loads(pickle.dumps(case.value))
-    hold(back == case.value, f"it comes back as {back!r}")
+    require(back == case.value, f"it comes back as {back!r}")
     if case.registry.name != "backend":  # the others are keys of what is kept between calls
-        hold(hash(back) == hash(case.value), "its hash is another")
+        require(hash(back) == hash(case.value), "its hash is another")
 
 
 def a_yaml_round_trip_gives_an_equal_object(case: Configured) -> None:
@@ -38,7 +38,7 @@ def a_yaml_round_trip_gives_an_equal_object(case: Configured) -> None:
     written = StringIO()
     write_yaml(holder(part=case.value).model_dump(mode="json"), written)
     back = validate(holder, read_yaml(written.getvalue(), "YAML"), f"{plugin_folders('')[1]}/YAML")
-    hold(getattr(back, "part") == case.value, f"it comes back as {getattr(back, 'part')!r}")  # noqa: B009 - made above
+    require(getattr(back, "part") == case.value, f"it comes back as {getattr(back, 'part')!r}")  # noqa: B009 - made above
 
 
 def an_unknown_field_is_refused(case: Configured) -> None:
@@ -47,7 +47,7 @@ def an_unknown_field_is_refused(case: Configured) -> None:
         type(case.value).model_validate({**case.value.model_dump(), "no_such_field": 1})
     except ValidationError:
         return
-    hold(condition=False, reason="no_such_field was taken")
+    require(condition=False, reason="no_such_field was taken")
 
 
 def fields_cannot_be_changed(case: Configured) -> None:
@@ -56,12 +56,12 @@ def fields_cannot_be_changed(case: Configured) -> None:
         case.value.kind = "other"
     except (UserError, ValidationError, AttributeError, TypeError):
         return
-    hold(condition=False, reason="kind was assigned")
+    require(condition=False, reason="kind was assigned")
 
 
 def the_class_has_a_docstring(case: Configured) -> None:
     """Read the docstring of the class."""
-    hold(type(case.value).__doc__, "it has no docstring")
+    require(type(case.value).__doc__, "it has no docstring")
 
 
 LAWS = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from narrowcast.laws.law import LawBrokenError, hold
+from narrowcast.laws.law import LawBrokenError, require
 from narrowcast.platform.contracts import Dataset, DataSource
 from narrowcast.platform.data.soundness import UnsoundDataError, check_counts, check_held_out, check_ownership
 
@@ -33,8 +33,8 @@ def cases(source: DataSource) -> dict[str, Loaded]:
 def loading_again_gives_the_same_digest(case: Loaded) -> None:
     """Load the set again, from a pickled source."""
     again: Dataset = pickle.loads(pickle.dumps(case.source)).load()
-    hold(len(case.data.digest) == 64, f"the digest {case.data.digest!r} is not a sha256")
-    hold(again.digest == case.data.digest, "the digests differ")
+    require(len(case.data.digest) == 64, f"the digest {case.data.digest!r} is not a sha256")
+    require(again.digest == case.data.digest, "the digests differ")
 
 
 def every_client_has_examples_that_are_counted(case: Loaded) -> None:
@@ -44,7 +44,7 @@ def every_client_has_examples_that_are_counted(case: Loaded) -> None:
 
 def it_reaches_other_processes_unchanged(case: Loaded) -> None:
     """Pickle and unpickle the set."""
-    hold(pickle.loads(pickle.dumps(case.data)).digest == case.data.digest, "its digest is another")
+    require(pickle.loads(pickle.dumps(case.data)).digest == case.data.digest, "its digest is another")
 
 
 def training_examples_match_their_owners(case: Loaded) -> None:

@@ -16,8 +16,8 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Encryption, Masked, Plain, Protection
 from narrowcast.laws.algorithm_laws import MODELS
-from narrowcast.laws.law import LawBrokenError, hold
-from narrowcast.laws.rehearsal import PLAN, Shuffled, run, sha256, task_of
+from narrowcast.laws.law import LawBrokenError, require
+from narrowcast.laws.small_tasks import PLAN, Shuffled, run, sha256, task_of
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.rounds.backend import Backend, LocalExecutor
@@ -55,8 +55,8 @@ def schedule_cases(schedule: Schedule) -> dict[str, Scheduled]:
 def the_results_do_not_depend_on_placement(case: Scheduled) -> None:
     """Train the chunks of a round in another order."""
     shuffled = run(case.plan, ALGORITHM, case.task, executor=Shuffled(ALGORITHM, case.task))
-    hold(sha256(ALGORITHM, shuffled) == sha256(ALGORITHM, case.straight), "the models differ")
-    hold(
+    require(sha256(ALGORITHM, shuffled) == sha256(ALGORITHM, case.straight), "the models differ")
+    require(
         [outcome.record for outcome in shuffled] == [outcome.record for outcome in case.straight], "the records differ"
     )
 
@@ -65,17 +65,19 @@ def the_results_do_not_depend_on_a_resume(case: Scheduled) -> None:
     """Go on from the state after rounds 1 and 3."""
     for middle in (1, 3):
         resumed = run(case.plan, ALGORITHM, case.task, state=case.straight[middle - 1].state)
-        hold(sha256(ALGORITHM, resumed) == sha256(ALGORITHM, case.straight), f"after round {middle} the models differ")
+        require(
+            sha256(ALGORITHM, resumed) == sha256(ALGORITHM, case.straight), f"after round {middle} the models differ"
+        )
 
 
 def rounds_are_numbered_and_time_does_not_run_backwards(case: Scheduled) -> None:
     """Look at the records of all rounds."""
     records = [outcome.record for outcome in case.straight]
-    hold([record.round for record in records] == list(range(1, case.plan.rounds + 1)), "rounds are not 1, 2, ...")
-    hold((np.diff([record.simulated_seconds for record in records]) >= 0).all(), "simulated time runs backwards")
+    require([record.round for record in records] == list(range(1, case.plan.rounds + 1)), "rounds are not 1, 2, ...")
+    require((np.diff([record.simulated_seconds for record in records]) >= 0).all(), "simulated time runs backwards")
     total = sum(record.uplink_bits for record in records)
-    hold(total == records[-1].total_uplink_bits, "uplink bits do not add up")
-    hold(sum(record.delivered for record in records), "no update was delivered")
+    require(total == records[-1].total_uplink_bits, "uplink bits do not add up")
+    require(sum(record.delivered for record in records), "no update was delivered")
 
 
 def digest_of_schedule(case: Scheduled) -> str:
@@ -119,15 +121,17 @@ def backend_cases(backend: Backend) -> dict[str, Hosted]:
 def the_model_is_that_of_the_local_backend(case: Hosted) -> None:
     """Run the rounds here and there."""
     there = case.there()
-    hold(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
-    hold([outcome.record for outcome in there] == [outcome.record for outcome in case.here], "the records differ")
+    require(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
+    require([outcome.record for outcome in there] == [outcome.record for outcome in case.here], "the records differ")
 
 
 def it_resumes_from_a_state(case: Hosted) -> None:
     """Go on there from a state that was reached here."""
     there = case.there(middle=2)
-    hold([outcome.record for outcome in there] == [outcome.record for outcome in case.here[2:]], "the records differ")
-    hold(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
+    require(
+        [outcome.record for outcome in there] == [outcome.record for outcome in case.here[2:]], "the records differ"
+    )
+    require(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
 
 
 BACKEND_LAWS = (the_model_is_that_of_the_local_backend, it_resumes_from_a_state)
@@ -177,21 +181,21 @@ def the_sum_is_exact(case: Protected) -> None:
     """Compare with the same integers in the clear, bit by bit."""
     fields = {name: getattr(case.scheme, name) for name in Protection.model_fields if name not in ("kind", "keys")}
     clear, protected = (case.rounds(scheme, lossy=False) for scheme in (Plain(**fields), case.scheme))
-    hold(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
+    require(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
 
 
 def the_sum_of_those_that_arrive_is_exact(case: Protected) -> None:
     """Lose some uploads after the masks are agreed."""
     fields = {name: getattr(case.scheme, name) for name in Protection.model_fields if name not in ("kind", "keys")}
     clear, protected = (case.rounds(scheme, lossy=True) for scheme in (Plain(**fields), case.scheme))
-    hold(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
+    require(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
 
 
 def the_bits_of_protection_are_counted(case: Protected) -> None:
     """Compare the bits of an upload with those of an update in float32."""
     protected, plain = case.rounds(case.scheme, lossy=False), run(PLAN, ALGORITHM, case.task)
     least = plain[0].record.uplink_bits * case.scheme.bits / 32
-    hold(protected[0].record.uplink_bits >= least, "an upload has fewer bits than its values need")
+    require(protected[0].record.uplink_bits >= least, "an upload has fewer bits than its values need")
 
 
 def a_round_is_answered_once(case: Protected) -> None:
@@ -205,10 +209,10 @@ def a_round_is_answered_once(case: Protected) -> None:
             again = case.rounds(case.scheme, lossy=False, answered=answered)
         except RunFailed as error:
             raise LawBrokenError(f"a round is not repeated as it was: {error}") from error
-        hold(sha256(ALGORITHM, again) == sha256(ALGORITHM, first), "a round that is repeated gives another model")
+        require(sha256(ALGORITHM, again) == sha256(ALGORITHM, first), "a round that is repeated gives another model")
         with suppress(RunFailed):
             repeated = case.rounds(case.scheme, lossy=True, answered=answered)
-            hold(not repeated[0].record.delivered, "a second sum of a round is opened, over other clients")
+            require(not repeated[0].record.delivered, "a second sum of a round is opened, over other clients")
 
 
 SECURE_LAWS = (

@@ -28,7 +28,7 @@ class Verdict:
     note: str = ""
 
 
-def hold(condition: object, reason: str) -> None:
+def require(condition: object, reason: str) -> None:
     """Raise `LawBrokenError` with this reason unless the condition is true."""
     if not condition:
         raise LawBrokenError(reason)
@@ -54,7 +54,7 @@ def on_each(sets: Mapping[str, DataT], cases_on: Callable[[DataT, str], Mapping[
     raise UserError(f"it refuses every small data set; test it on yours with --data. {listed}")
 
 
-def judge(laws: Sequence[Callable[[CaseT], object]], cases: Cases[CaseT]) -> Iterator[Verdict]:
+def evaluate_laws(laws: Sequence[Callable[[CaseT], object]], cases: Cases[CaseT]) -> Iterator[Verdict]:
     """Try each law on every case, up to the first that breaks it; any exception of the class breaks the law too.
 
     A law may return a text, which is the note of its verdict.

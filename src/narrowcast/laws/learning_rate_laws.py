@@ -6,7 +6,7 @@ import math
 import pickle
 
 from narrowcast.algorithms.local_training.rules import LearningRateSchedule
-from narrowcast.laws.law import hold
+from narrowcast.laws.law import require
 
 _STEPS_OF_A_ROUND = 7
 
@@ -25,7 +25,7 @@ def _factors(schedule: LearningRateSchedule) -> list[list[float]]:
 def factors_are_finite_and_above_zero(schedule: LearningRateSchedule) -> None:
     """Look at 299 rounds of seven steps."""
     for index, of_round in enumerate(_factors(schedule), start=1):
-        hold(
+        require(
             all(math.isfinite(factor) and factor > 0 for factor in of_round),
             f"round {index} has the factors {of_round}",
         )
@@ -34,13 +34,13 @@ def factors_are_finite_and_above_zero(schedule: LearningRateSchedule) -> None:
 def a_factor_is_the_same_in_every_process(schedule: LearningRateSchedule) -> None:
     """Ask twice, the second time through pickle."""
     again: LearningRateSchedule = pickle.loads(pickle.dumps(schedule))
-    hold(_factors(schedule) == _factors(again), "the same round gives another factor")
+    require(_factors(schedule) == _factors(again), "the same round gives another factor")
 
 
 def only_a_schedule_by_step_changes_within_a_round(schedule: LearningRateSchedule) -> None:
     """Compare the factors of each round."""
     changes = any(len(set(of_round)) > 1 for of_round in _factors(schedule))
-    hold(schedule.by_step or not changes, "the factor changes within a round, and by_step is False")
+    require(schedule.by_step or not changes, "the factor changes within a round, and by_step is False")
 
 
 LAWS = (

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from narrowcast.laws.law import hold, on_each
-from narrowcast.laws.rehearsal import N_CLIENTS, digest, sample_sets
+from narrowcast.laws.law import on_each, require
+from narrowcast.laws.small_tasks import N_CLIENTS, digest, sample_sets
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.models.measures import Loss, SampleMeasure
 
@@ -53,36 +53,36 @@ def every_sample_has_a_value(case: Scored) -> None:
     values = case.values()
     shapes = (1,) if isinstance(case.measure, Loss) else (1, 2)
     n = len(case.targets)
-    hold(len(values) == n and values.ndim in shapes, f"{n} samples give the shape {list(values.shape)}")
-    hold(torch.isfinite(values).all(), "a value is not finite")
+    require(len(values) == n and values.ndim in shapes, f"{n} samples give the shape {list(values.shape)}")
+    require(torch.isfinite(values).all(), "a value is not finite")
 
 
 def a_sample_does_not_depend_on_the_others(case: Scored) -> None:
     """Give samples 2 to 4 alone, and compare to rounding."""
     part = slice(2, 5)
-    hold(torch.allclose(case.values(part), case.values()[part], atol=1e-6), "its value differs without the others")
+    require(torch.allclose(case.values(part), case.values()[part], atol=1e-6), "its value differs without the others")
 
 
 def the_values_are_deterministic(case: Scored) -> None:
     """Compute the values twice."""
-    hold(torch.equal(case.values(), case.values()), "the same outputs give other values")
+    require(torch.equal(case.values(), case.values()), "the same outputs give other values")
 
 
 def it_has_a_finite_gradient(case: Scored) -> None:
     """Differentiate the mean loss by the outputs."""
     outputs = case.outputs.clone().requires_grad_()
     loss = case.measure.per_sample(outputs, case.targets).mean()
-    hold(loss.requires_grad, "it does not depend on the outputs by torch's operations")
+    require(loss.requires_grad, "it does not depend on the outputs by torch's operations")
     (gradient,) = torch.autograd.grad(loss, outputs)
-    hold(torch.isfinite(gradient).all(), "the gradient is not finite")
-    hold(gradient.any(), "the gradient is zero everywhere")
+    require(torch.isfinite(gradient).all(), "the gradient is not finite")
+    require(gradient.any(), "the gradient is zero everywhere")
 
 
 def the_metric_of_the_means_is_a_number(case: Scored) -> None:
     """Compute the metric of all samples."""
     means = case.values().to(torch.float64).mean(0).reshape(-1).numpy()
     value = case.measure.of_means(means)
-    hold(isinstance(value, float) and math.isfinite(value), f"it is {value!r}")
+    require(isinstance(value, float) and math.isfinite(value), f"it is {value!r}")
 
 
 def digest_of(case: Scored) -> str:

@@ -15,8 +15,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from narrowcast.laws.law import hold, on_each
-from narrowcast.laws.rehearsal import (
+from narrowcast.laws.law import on_each, require
+from narrowcast.laws.small_tasks import (
     N_CLIENTS,
     digest,
     digest_of_updates,
@@ -86,14 +86,14 @@ def on_data(model: Model, data: Dataset, name: str = "") -> dict[str, Fitted]:
 def initial_parameters_depend_on_the_seed_alone(case: Fitted) -> str:
     """Initialise the model twice with seed 0 and once with seed 1; return a note if these are the same."""
     first, again, reseeded = (digest(case.model.init_server(case.data, seed)) for seed in (0, 0, 1))
-    hold(first == again, "seed 0 gives two sets of parameters")
+    require(first == again, "seed 0 gives two sets of parameters")
     private = [digest(case.model.init_clients(case.data, 0)) for _ in range(2)]
-    hold(private[0] == private[1], "seed 0 gives two sets of private parameters")
+    require(private[0] == private[1], "seed 0 gives two sets of private parameters")
     if first != reseeded:
         return ""
     with _seeds_of_its_own_replaced():
         drawn = digest(case.model.init_server(case.data, 1))
-    hold(drawn == reseeded, "seeds 0 and 1 give the same parameters, drawn from a generator that it seeds by itself")
+    require(drawn == reseeded, "seeds 0 and 1 give the same parameters, drawn from a generator that it seeds by itself")
     return "every seed gives the same parameters, and none is drawn"
 
 
@@ -138,17 +138,17 @@ def dtype_of(model: Model) -> str:
 def parameters_are_finite_float32(case: Fitted) -> None:
     """Look at all initial parameters."""
     server = case.model.init_server(case.data, 0)
-    hold(server, "there is no global parameter")
+    require(server, "there is no global parameter")
     wanted = dtype_of(case.model)
     for name, values in server.items():
-        hold(values.dtype == wanted, f"{name} is {values.dtype}, not {wanted}")
-        hold(np.isfinite(values).all(), f"{name} is not finite")
+        require(values.dtype == wanted, f"{name} is {values.dtype}, not {wanted}")
+        require(np.isfinite(values).all(), f"{name} is not finite")
 
 
 def private_parameters_have_a_row_for_each_client(case: Fitted) -> None:
     """Look at the shapes of what clients keep."""
     for name, values in case.model.init_clients(case.data, 0).items():
-        hold(len(values) == case.data.n_clients, f"{name} has {len(values)} rows for {case.data.n_clients} clients")
+        require(len(values) == case.data.n_clients, f"{name} has {len(values)} rows for {case.data.n_clients} clients")
 
 
 def metrics_are_finite_and_the_same_each_time(case: Fitted) -> None:
@@ -156,11 +156,11 @@ def metrics_are_finite_and_the_same_each_time(case: Fitted) -> None:
     names = set()
     for split in SPLITS:
         first, again = case.metrics(split), case.metrics(split)
-        hold(first == again, f"two evaluations on {split} differ: {dict(first)}, {dict(again)}")
+        require(first == again, f"two evaluations on {split} differ: {dict(first)}, {dict(again)}")
         for name, value in first.items():
-            hold(math.isfinite(value), f"{name} on {split} is {value!r}")
+            require(math.isfinite(value), f"{name} on {split} is {value!r}")
         names |= set(first)
-    hold(names, "it reports no metric")
+    require(names, "it reports no metric")
 
 
 def evaluating_changes_nothing(case: Fitted) -> None:
@@ -168,7 +168,7 @@ def evaluating_changes_nothing(case: Fitted) -> None:
     server, clients = case.model.init_server(case.data, 0), case.model.init_clients(case.data, 0)
     frozen = [{name: _read_only(values) for name, values in arrays.items()} for arrays in (server, clients)]
     case.model.evaluate(frozen[0], frozen[1], case.data, "test")
-    hold(digest(frozen[0]) == digest(server), "the parameters changed")
+    require(digest(frozen[0]) == digest(server), "the parameters changed")
 
 
 def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
@@ -185,13 +185,13 @@ def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
             of_clients = {name: state[name][clients] for name in model.client_parameters}
             for name, values in model.measure_clients(shared, of_clients, data, split, clients).items():
                 same = np.allclose(values, at_once[name][clients], rtol=1e-5, atol=1e-6, equal_nan=True)
-                hold(same, f"{name} of clients {clients} on {split} depends on who else is measured")
+                require(same, f"{name} of clients {clients} on {split} depends on who else is measured")
         for name, value in case.metrics(split).items():
-            hold(name in at_once, f"measure_clients lacks {name}")
-            hold((np.isnan(at_once[name]) == (examples == 0)).all(), f"{name} is not NaN exactly without samples")
+            require(name in at_once, f"measure_clients lacks {name}")
+            require((np.isnan(at_once[name]) == (examples == 0)).all(), f"{name} is not NaN exactly without samples")
             if name in _MEANS and examples.sum() == len(getattr(data, split)):
                 mean = float(np.average(np.nan_to_num(at_once[name]), weights=examples))
-                hold(math.isclose(mean, value, rel_tol=1e-5), f"{name} on {split} is {value!r}, of clients {mean!r}")
+                require(math.isclose(mean, value, rel_tol=1e-5), f"{name} on {split} is {value!r}, of clients {mean!r}")
 
 
 def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
@@ -203,7 +203,7 @@ def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
     if not isinstance(model, HasHiddenUnits):
         return
     server, hidden = model.init_server(data, 0), model.hidden_units(data)
-    hold(model.narrowed(hidden.counts) == model, "narrowed to its own counts of units it is another model")
+    require(model.narrowed(hidden.counts) == model, "narrowed to its own counts of units it is another model")
     draw = np.random.default_rng(0)
     read = [hidden.reads_units and layer == 0 for layer in range(len(hidden.counts))]
     orders = zip(read, hidden.counts, strict=True)
@@ -211,26 +211,28 @@ def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
     shuffled = hidden.take(server, units)
     for name, value in case.model.evaluate(shuffled, {}, data, "test").items():
         before = case.metrics("test")[name]
-        hold(math.isclose(value, before, rel_tol=1e-5, abs_tol=1e-6), f"test.{name} was {before!r} and is {value!r}")
+        require(math.isclose(value, before, rel_tol=1e-5, abs_tol=1e-6), f"test.{name} was {before!r} and is {value!r}")
     half = [count if fixed else -(-count // 2) for fixed, count in zip(read, hidden.counts, strict=True)]
     got = {name: values.shape for name, values in hidden.take(server, tuple(map(np.arange, half))).items()}
     wanted = {name: values.shape for name, values in model.narrowed(half).init_server(data, 0).items()}
-    hold(got == wanted, f"half of its units have the shapes {got}, and the narrower model {wanted}")
+    require(got == wanted, f"half of its units have the shapes {got}, and the narrower model {wanted}")
     sizes = [sum(map(math.prod, got.values())), hidden.n_values(server, half)]
-    hold(sizes[0] == sizes[1], f"half of its units have {sizes[0]} values, and n_values says {sizes[1]}")
+    require(sizes[0] == sizes[1], f"half of its units have {sizes[0]} values, and n_values says {sizes[1]}")
 
 
 def training_it_again_gives_the_same_updates(case: Fitted) -> None:
     """Train three clients twice, and the last of them alone, from a pickled task as another process does."""
     clients = case.learners
     first, again = (case.trained(clients) for _ in range(2))
-    hold(digest_of_updates(first) == digest_of_updates(again), "the same clients learn something else the second time")
+    require(
+        digest_of_updates(first) == digest_of_updates(again), "the same clients learn something else the second time"
+    )
     alone = replace(case, model=pickle.loads(pickle.dumps(case.model))).trained(clients[-1:])
     for name, values in first.changes.items():
-        hold(np.isfinite(values).all(), f"the change of {name} is not finite")
+        require(np.isfinite(values).all(), f"the change of {name} is not finite")
         scale = float(np.abs(values).max(initial=0))
         near = float(np.abs(alone.changes[name][0] - values[-1]).max(initial=0)) <= 1e-4 * scale + 1e-12
-        hold(near, f"what client {clients[-1]} learns of {name} depends on the clients beside it")
+        require(near, f"what client {clients[-1]} learns of {name} depends on the clients beside it")
 
 
 def digest_of(case: Fitted) -> str:

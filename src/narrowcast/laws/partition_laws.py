@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import digest
+from narrowcast.laws.law import require
+from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.data.partition import Partitioner
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import IntArray
@@ -66,29 +66,29 @@ def cases(partition: Partitioner) -> dict[str, Dealt]:
 def every_sample_has_one_client(case: Dealt) -> None:
     """Look for each sample in the order of all."""
     order = case.index[0]
-    hold(np.issubdtype(order.dtype, np.integer), f"order is {order.dtype}, not whole numbers")
+    require(np.issubdtype(order.dtype, np.integer), f"order is {order.dtype}, not whole numbers")
     twice = len(order) - len(np.unique(order))
-    hold(not twice, f"{twice} samples are dealt more than once")
+    require(not twice, f"{twice} samples are dealt more than once")
     same = np.array_equal(np.sort(order), np.arange(len(case.labels)))
-    hold(same, f"{len(order)} of {len(case.labels)} samples are dealt, or others")
+    require(same, f"{len(order)} of {len(case.labels)} samples are dealt, or others")
 
 
 def every_client_has_its_part_of_the_order(case: Dealt) -> None:
     """Follow the index from clients to samples."""
     order, indptr = case.index
-    hold(indptr.shape == (case.clients + 1,), f"indptr has the shape {indptr.shape}, not [{case.clients + 1}]")
-    hold(np.issubdtype(indptr.dtype, np.integer), f"indptr is {indptr.dtype}, not whole numbers")
-    hold(indptr[0] == 0, f"indptr begins with {indptr[0]}")
-    hold((np.diff(indptr) >= 0).all(), "indptr falls")
-    hold(indptr[-1] == len(order), f"indptr ends at {indptr[-1]}, and {len(order)} samples are dealt")
+    require(indptr.shape == (case.clients + 1,), f"indptr has the shape {indptr.shape}, not [{case.clients + 1}]")
+    require(np.issubdtype(indptr.dtype, np.integer), f"indptr is {indptr.dtype}, not whole numbers")
+    require(indptr[0] == 0, f"indptr begins with {indptr[0]}")
+    require((np.diff(indptr) >= 0).all(), "indptr falls")
+    require(indptr[-1] == len(order), f"indptr ends at {indptr[-1]}, and {len(order)} samples are dealt")
     for client, samples in enumerate(np.split(order, indptr[1:-1])):
-        hold((np.diff(samples) > 0).all(), f"the samples of client {client} do not ascend")
+        require((np.diff(samples) > 0).all(), f"the samples of client {client} do not ascend")
 
 
 def dealing_again_gives_the_same(case: Dealt) -> None:
     """Deal a second time, from a pickled partition."""
     again = case.deal(pickle.loads(pickle.dumps(case.partition)))
-    hold(all(np.array_equal(*pair) for pair in zip(case.index, again, strict=True)), "the same seed deals otherwise")
+    require(all(np.array_equal(*pair) for pair in zip(case.index, again, strict=True)), "the same seed deals otherwise")
 
 
 def no_global_generator_is_used(case: Dealt) -> None:
@@ -96,7 +96,7 @@ def no_global_generator_is_used(case: Dealt) -> None:
     before = _global_states()
     case.deal()
     for name, state in _global_states().items():
-        hold(state == before[name], f"it draws from {name}, or seeds it; use platform.seeds.generator")
+        require(state == before[name], f"it draws from {name}, or seeds it; use platform.seeds.generator")
 
 
 def _global_states() -> dict[str, Any]:

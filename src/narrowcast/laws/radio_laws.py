@@ -13,8 +13,8 @@ from narrowcast.algorithms.channel.links import Channel, Links
 from narrowcast.algorithms.channel.radio import Downlink
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
 from narrowcast.algorithms.federated.shared_basis import RankPolicy
-from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import digest
+from narrowcast.laws.law import require
+from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.types import IntArray, Profiles
 
 
@@ -52,9 +52,9 @@ def links_depend_on_seed_round_and_client_alone(case: Heard) -> None:
     for index, first, again in zip(rounds, forwards, backwards, strict=True):
         part = case.draw(3, index, some)
         for name in ("uplink_bits_per_second", "downlink_bits_per_second", "lost"):
-            hold(np.array_equal(getattr(first, name), getattr(again, name)), f"{name} of round {index} differs")
+            require(np.array_equal(getattr(first, name), getattr(again, name)), f"{name} of round {index} differs")
             same = np.array_equal(getattr(first, name)[some], getattr(part, name))
-            hold(same, f"{name} of round {index} differs when fewer clients are there")
+            require(same, f"{name} of round {index} differs when fewer clients are there")
 
 
 def links_are_rates_of_each_client(case: Heard) -> None:
@@ -63,13 +63,13 @@ def links_are_rates_of_each_client(case: Heard) -> None:
         links = case.draw(0, index)
         for name in ("uplink_bits_per_second", "downlink_bits_per_second"):
             rates = getattr(links, name)
-            hold(rates.shape == (case.clients,), f"{name} has the shape {rates.shape}, not [{case.clients}]")
-            hold(np.isfinite(rates).all() and (rates >= 0).all(), f"{name} of round {index} are no rates")
-        hold(links.lost.dtype == np.bool_, f"lost is {links.lost.dtype}, not bool")
-        hold(len(links.region) == case.clients, f"the region has {len(links.region)} users")
+            require(rates.shape == (case.clients,), f"{name} has the shape {rates.shape}, not [{case.clients}]")
+            require(np.isfinite(rates).all() and (rates >= 0).all(), f"{name} of round {index} are no rates")
+        require(links.lost.dtype == np.bool_, f"lost is {links.lost.dtype}, not bool")
+        require(len(links.region) == case.clients, f"the region has {len(links.region)} users")
         for user in range(case.clients):
             alone, rate = links.region.take(np.array([user])), links.uplink_bits_per_second[[user]]
-            hold(contains(alone, rate * (1 - 1e-6)), "a client's own rate is outside of its region alone")
+            require(contains(alone, rate * (1 - 1e-6)), "a client's own rate is outside of its region alone")
 
 
 def digest_of_channel(case: Heard) -> str:
@@ -114,10 +114,10 @@ def bits_are_inside_the_region(case: Shared) -> None:
     """Allocate with lower bounds from none to more than anyone can have."""
     for lower in (0, 1000, 40_000, 10**12):
         bits = case.bits(lower)
-        hold(bits.shape == (len(case.region),), f"the bits have the shape {bits.shape}")
-        hold(np.issubdtype(bits.dtype, np.integer), f"bits are {bits.dtype}, not whole numbers")
-        hold((bits >= 0).all(), "a client has fewer than no bits")
-        hold(contains(case.region, bits / case.seconds), f"with at least {lower} bits each, the rates are outside")
+        require(bits.shape == (len(case.region),), f"the bits have the shape {bits.shape}")
+        require(np.issubdtype(bits.dtype, np.integer), f"bits are {bits.dtype}, not whole numbers")
+        require((bits >= 0).all(), "a client has fewer than no bits")
+        require(contains(case.region, bits / case.seconds), f"with at least {lower} bits each, the rates are outside")
 
 
 def clients_with_bits_can_send_their_smallest_update(case: Shared) -> None:
@@ -125,13 +125,13 @@ def clients_with_bits_can_send_their_smallest_update(case: Shared) -> None:
     for lower in (1000, 40_000, 10**12):
         bits = case.bits(lower)
         less = bits[(bits > 0) & (bits < lower)]
-        hold(not less.size, f"a client that needs {lower} bits gets {less[:1]}")
+        require(not less.size, f"a client that needs {lower} bits gets {less[:1]}")
 
 
 def allocating_again_gives_the_same(case: Shared) -> None:
     """Allocate twice, the second time through pickle."""
     again = Shared(pickle.loads(pickle.dumps(case.allocation)), case.region)
-    hold(np.array_equal(case.bits(100), again.bits(100)), "the bits differ")
+    require(np.array_equal(case.bits(100), again.bits(100)), "the bits differ")
 
 
 def digest_of_allocation(case: Shared) -> str:
@@ -156,18 +156,18 @@ def downloads_take_a_finite_time_of_those_waited_for(downlink: Downlink) -> None
     bits, rates = np.full(8, 10**6), np.linspace(1e5, 2e6, 8)
     for waited_for in (np.ones(8, dtype=bool), np.arange(8) % 4 > 0):
         seconds = downlink.seconds(bits, rates, waited_for)
-        hold(seconds.shape == (8,), f"the seconds have the shape {seconds.shape}, not [8]")
-        hold(np.isfinite(seconds[waited_for]).all(), "a client that is waited for never has the model")
-        hold((seconds[waited_for] > 0).all(), "a download takes no time")
+        require(seconds.shape == (8,), f"the seconds have the shape {seconds.shape}, not [8]")
+        require(np.isfinite(seconds[waited_for]).all(), "a client that is waited for never has the model")
+        require((seconds[waited_for] > 0).all(), "a download takes no time")
         fastest = bits / rates.max()
-        hold((seconds[waited_for] >= fastest[waited_for] * (1 - 1e-9)).all(), "a download is faster than any link")
+        require((seconds[waited_for] >= fastest[waited_for] * (1 - 1e-9)).all(), "a download is faster than any link")
 
 
 def more_bits_take_no_less_time(downlink: Downlink) -> None:
     """Double the bits."""
     rates, everyone = np.linspace(1e5, 2e6, 8), np.ones(8, dtype=bool)
     once, twice = (downlink.seconds(np.full(8, bits), rates, everyone) for bits in (10**6, 2 * 10**6))
-    hold((twice >= once).all(), "twice the bits take less time")
+    require((twice >= once).all(), "twice the bits take less time")
 
 
 DOWNLINK_LAWS = (downloads_take_a_finite_time_of_those_waited_for, more_bits_take_no_less_time)
@@ -181,16 +181,16 @@ def rank_policy_cases(policy: RankPolicy) -> dict[str, RankPolicy]:
 def ranks_lie_between_none_and_the_highest(policy: RankPolicy) -> None:
     """Choose among eight ranks for a hundred clients."""
     ranks = policy.ranks(profiles_of(np.arange(100)), 8, _bits_at_rank(100), 0, 1)
-    hold(ranks.shape == (100,), f"the ranks have the shape {ranks.shape}, not [100]")
-    hold(np.issubdtype(ranks.dtype, np.integer), f"ranks are {ranks.dtype}, not whole numbers")
-    hold(((ranks >= 0) & (ranks <= 8)).all(), "a rank is not 0 to 8")
+    require(ranks.shape == (100,), f"the ranks have the shape {ranks.shape}, not [100]")
+    require(np.issubdtype(ranks.dtype, np.integer), f"ranks are {ranks.dtype}, not whole numbers")
+    require(((ranks >= 0) & (ranks <= 8)).all(), "a rank is not 0 to 8")
 
 
 def a_rank_depends_on_seed_round_and_client_alone(policy: RankPolicy) -> None:
     """Choose for all clients and for every other one."""
     some = np.arange(100)[::-2].copy()
     everyone = policy.ranks(profiles_of(np.arange(100)), 8, _bits_at_rank(100), 5, 2)
-    hold(
+    require(
         np.array_equal(policy.ranks(profiles_of(some), 8, _bits_at_rank(len(some)), 5, 2), everyone[some]),
         "a client's rank differs when fewer clients are there",
     )

@@ -26,7 +26,7 @@ from narrowcast.laws import (
     solver_laws,
     training_laws,
 )
-from narrowcast.laws.law import Cases, Verdict, judge
+from narrowcast.laws.law import Cases, Verdict, evaluate_laws
 from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import UserError, described
@@ -118,7 +118,7 @@ def verdicts(registry: Registry, value: BaseModel, data: Dataset | None = None) 
     if data is not None and laws.on_data is None:
         kinds = ", ".join(name for name, registry in LAWS.items() if registry.on_data is not None)
         raise UserError(f"--data: the laws of {registry.name} bring their own data; it is for these kinds: {kinds}")
-    yield from judge(configuration.LAWS, {"": configuration.Configured(registry, value)})
+    yield from evaluate_laws(configuration.LAWS, {"": configuration.Configured(registry, value)})
     try:
         cases = laws.cases(value) if data is None or laws.on_data is None else laws.on_data(value, data)
     except UserError as error:
@@ -131,8 +131,8 @@ def verdicts(registry: Registry, value: BaseModel, data: Dataset | None = None) 
         yield Verdict("it can be tried", 0, laws.none)
         return
     if registry.name not in DIGESTS:
-        yield from judge(laws.laws, cases)
+        yield from evaluate_laws(laws.laws, cases)
         return
     with second_process.started(DIGESTS[registry.name], cases) as verdict:
-        yield from judge(laws.laws, cases)
+        yield from evaluate_laws(laws.laws, cases)
         yield verdict()

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.federated.server_optimizer import ServerOptimizer
-from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import digest
+from narrowcast.laws.law import require
+from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.types import Arrays
 
 _ROUNDS, _SHAPE = 20, (3, 5)
@@ -46,17 +46,19 @@ def directions_and_slots_keep_their_shapes(optimizer: ServerOptimizer) -> None:
     """Take twenty steps along random changes."""
     initial = {name: values.shape for name, values in optimizer.init(np.zeros(_SHAPE, dtype=np.float32)).items()}
     for direction, slots in _steps(optimizer):
-        hold(direction.shape == _SHAPE, f"the direction of a tensor {list(_SHAPE)} is {list(direction.shape)}")
+        require(direction.shape == _SHAPE, f"the direction of a tensor {list(_SHAPE)} is {list(direction.shape)}")
         now = {name: values.shape for name, values in slots.items()}
-        hold(now == initial, f"slots were {initial} and are {now}")
-        hold(all(np.isfinite(array).all() for array in (direction, *slots.values())), "a step is not finite")
+        require(now == initial, f"slots were {initial} and are {now}")
+        require(all(np.isfinite(array).all() for array in (direction, *slots.values())), "a step is not finite")
 
 
 def a_step_depends_on_its_arguments_alone(optimizer: ServerOptimizer) -> None:
     """Take the steps twice, the second time through pickle."""
     again: ServerOptimizer = pickle.loads(pickle.dumps(optimizer))
     for (first, slots), (second, slots_again) in zip(_steps(optimizer), _steps(again), strict=True):
-        hold(digest({"": first, **slots}) == digest({"": second, **slots_again}), "the same changes give another step")
+        require(
+            digest({"": first, **slots}) == digest({"": second, **slots_again}), "the same changes give another step"
+        )
 
 
 def the_first_step_goes_along_the_change(optimizer: ServerOptimizer) -> None:
@@ -64,9 +66,9 @@ def the_first_step_goes_along_the_change(optimizer: ServerOptimizer) -> None:
     slots = optimizer.init(np.zeros(_SHAPE, dtype=np.float32))
     change = _changes()[0]
     direction, _ = optimizer.step(change, slots)
-    hold(float((direction * change).sum()) > 0, "the first step does not go along the mean change")
+    require(float((direction * change).sum()) > 0, "the first step does not go along the mean change")
     still, _ = optimizer.step(np.zeros_like(change), slots)
-    hold(not still.any(), "the first step without a change moves the model")
+    require(not still.any(), "the first step without a change moves the model")
 
 
 LAWS = (

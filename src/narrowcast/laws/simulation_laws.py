@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import digest
+from narrowcast.laws.law import require
+from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.contracts import Fleet
 from narrowcast.platform.rounds.sampling import Availability
 from narrowcast.platform.types import BoolArray, Profiles
@@ -42,17 +42,17 @@ def profiles_are_the_same_in_every_process(case: Equipped) -> None:
     case.profiles(4)
     again = case.profiles(3, pickled=True)
     same = all(np.array_equal(getattr(first, name), getattr(again, name)) for name in RATES)
-    hold(same, "the same seed gives other profiles")
+    require(same, "the same seed gives other profiles")
 
 
 def there_is_a_profile_for_each_client(case: Equipped) -> None:
     """Look at the clients and their examples."""
     profiles = case.profiles()
-    hold(np.array_equal(profiles.client, np.arange(case.clients)), "clients are not numbered 0, 1, ...")
-    hold(np.array_equal(profiles.examples, np.arange(1, case.clients + 1)), "examples are not those that were given")
+    require(np.array_equal(profiles.client, np.arange(case.clients)), "clients are not numbered 0, 1, ...")
+    require(np.array_equal(profiles.examples, np.arange(1, case.clients + 1)), "examples are not those that were given")
     for name in RATES:
         shape = np.shape(getattr(profiles, name))
-        hold(shape == (case.clients,), f"{name} has the shape {shape}, not [{case.clients}]")
+        require(shape == (case.clients,), f"{name} has the shape {shape}, not [{case.clients}]")
 
 
 def rates_and_speeds_are_finite_and_above_zero(case: Equipped) -> None:
@@ -62,7 +62,7 @@ def rates_and_speeds_are_finite_and_above_zero(case: Equipped) -> None:
         for name in RATES:
             values = np.asarray(getattr(profiles, name))
             bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
-            hold(not bad.size, f"{name} of client {bad[:1]} is {values[bad[:1]]}")
+            require(not bad.size, f"{name} of client {bad[:1]} is {values[bad[:1]]}")
 
 
 def digest_of_fleet(case: Equipped) -> str:
@@ -108,7 +108,7 @@ def who_is_there_depends_on_seed_round_and_time_alone(case: Attended) -> None:
     copied = Attended(pickle.loads(pickle.dumps(case.availability)), case.clients)
     elsewhere = [copied.free(*moment) for moment in MOMENTS]
     for moment, *answers in zip(MOMENTS, forwards, backwards, elsewhere, strict=True):
-        hold(
+        require(
             all(np.array_equal(answers[0], answer) for answer in answers[1:]),
             f"(seed, round, seconds) = {moment} differ",
         )
@@ -118,15 +118,15 @@ def there_is_an_answer_for_each_client(case: Attended) -> None:
     """Look at shape and type of the answers."""
     for moment in MOMENTS:
         free: Any = case.free(*moment)
-        hold(free.shape == (case.clients,), f"the answer has the shape {free.shape}, not [{case.clients}]")
-        hold(free.dtype == np.bool_, f"the answer is {free.dtype}, not bool")
+        require(free.shape == (case.clients,), f"the answer has the shape {free.shape}, not [{case.clients}]")
+        require(free.dtype == np.bool_, f"the answer is {free.dtype}, not bool")
 
 
 def a_client_does_not_depend_on_who_else_there_is(case: Attended) -> None:
     """Ask for fewer clients."""
     for moment in MOMENTS:
         fewer = case.free(*moment, clients=case.clients // 2)
-        hold(
+        require(
             np.array_equal(fewer, case.free(*moment)[: case.clients // 2]),
             f"at (seed, round, seconds) = {moment} the first half of the clients differs without the second",
         )

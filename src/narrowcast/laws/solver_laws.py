@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from narrowcast.catalog import PROBLEMS
-from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import digest
+from narrowcast.laws.law import require
+from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.solving import Problem, ProblemSource, Solver, SolveState, begin, measured
@@ -70,15 +70,15 @@ def solver_cases(solver: Solver) -> dict[str, Posed]:
 def a_problem_is_the_same_in_every_process(source: ProblemSource) -> None:
     """Load it twice, the second time through pickle."""
     again: ProblemSource = pickle.loads(pickle.dumps(source))
-    hold(source.load().digest == again.load().digest, "the same problem has another digest")
+    require(source.load().digest == again.load().digest, "the same problem has another digest")
 
 
 def a_problem_has_sizes(source: ProblemSource) -> None:
     """Look at the sizes that a run reports."""
     sizes = source.load().sizes
-    hold(sizes, "it has no sizes")
+    require(sizes, "it has no sizes")
     wrong: list[Any] = [size for size in sizes.values() if type(size) is not int or size < 1]
-    hold(not wrong, f"the sizes {wrong} are no positive integers")
+    require(not wrong, f"the sizes {wrong} are no positive integers")
 
 
 def a_state_holds_arrays_of_numbers(posed: Posed) -> None:
@@ -86,9 +86,9 @@ def a_state_holds_arrays_of_numbers(posed: Posed) -> None:
     for state in (begin(posed.problem, posed.solver, 0), posed.run()):
         arrays: Mapping[str, Any] = state.arrays
         wrong = [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]
-        hold(not wrong, f"{', '.join(wrong)} is no array")
+        require(not wrong, f"{', '.join(wrong)} is no array")
         wrong = [name for name, values in arrays.items() if values.dtype.kind not in "biuf"]
-        hold(not wrong, f"{', '.join(wrong)} has values that a checkpoint cannot keep")
+        require(not wrong, f"{', '.join(wrong)} has values that a checkpoint cannot keep")
 
 
 def a_resumed_solve_gives_the_same_answer(posed: Posed) -> None:
@@ -100,7 +100,7 @@ def a_resumed_solve_gives_the_same_answer(posed: Posed) -> None:
         restored, _ITERATIONS - state.iteration
     )
     whole = posed.run()
-    hold(_answer(posed, resumed) == _answer(posed, whole), "the answer of a solve that was resumed differs")
+    require(_answer(posed, resumed) == _answer(posed, whole), "the answer of a solve that was resumed differs")
 
 
 def an_answer_changes_no_state(posed: Posed) -> None:
@@ -108,14 +108,14 @@ def an_answer_changes_no_state(posed: Posed) -> None:
     state = posed.run()
     before = digest(state.arrays)
     metrics = measured(posed.problem, posed.solver, state)
-    hold(digest(state.arrays) == before, "the state after its answer is another one")
-    hold(metrics and all(isinstance(value, float) for value in metrics.values()), f"its metrics are {dict(metrics)}")
+    require(digest(state.arrays) == before, "the state after its answer is another one")
+    require(metrics and all(isinstance(value, float) for value in metrics.values()), f"its metrics are {dict(metrics)}")
 
 
 def residuals_are_numbers(posed: Posed) -> None:
     """Look at the residual of some iterations."""
     residual = posed.run().residual
-    hold(math.isfinite(residual) and residual >= 0, f"the residual is {residual}")
+    require(math.isfinite(residual) and residual >= 0, f"the residual is {residual}")
 
 
 def _answer(posed: Posed, state: SolveState) -> str:

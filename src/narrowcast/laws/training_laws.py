@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from narrowcast.laws.algorithm_laws import MODELS
-from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import N_CLIENTS, digest, digest_of_updates, local_call, task_of, trained
+from narrowcast.laws.law import require
+from narrowcast.laws.small_tasks import N_CLIENTS, digest, digest_of_updates, local_call, task_of, trained
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.graph import GCN
@@ -54,8 +54,8 @@ def cases(training: Any) -> dict[str, Rehearsed]:
 def training_again_gives_the_same_updates(case: Rehearsed) -> None:
     """Train all clients twice."""
     first, again = (case.train(range(N_CLIENTS)) for _ in range(2))
-    hold(digest(first.changes) == digest(again.changes), "the updates differ")
-    hold(digest(first.state) == digest(again.state), "the private parameters differ")
+    require(digest(first.changes) == digest(again.changes), "the updates differ")
+    require(digest(first.state) == digest(again.state), "the private parameters differ")
 
 
 def updates_have_a_row_for_each_client_and_are_finite(case: Rehearsed) -> None:
@@ -63,9 +63,9 @@ def updates_have_a_row_for_each_client_and_are_finite(case: Rehearsed) -> None:
     updates = case.train(range(N_CLIENTS))
     columns: Mapping[str, np.ndarray] = {**updates.changes, **updates.state, "loss": updates.loss}
     for name, values in columns.items():
-        hold(len(values) == N_CLIENTS, f"{name} has {len(values)} rows for {N_CLIENTS} clients")
-        hold(np.isfinite(values).all(), f"{name} is not finite")
-    hold(any(values.any() for values in updates.changes.values()), "nobody learnt anything")
+        require(len(values) == N_CLIENTS, f"{name} has {len(values)} rows for {N_CLIENTS} clients")
+        require(np.isfinite(values).all(), f"{name} is not finite")
+    require(any(values.any() for values in updates.changes.values()), "nobody learnt anything")
 
 
 def a_client_learns_the_same_in_any_company(case: Rehearsed) -> None:
@@ -74,15 +74,15 @@ def a_client_learns_the_same_in_any_company(case: Rehearsed) -> None:
     for name, values in some.changes.items():
         wanted = everyone.changes[name][[7, 2, 5]]
         scale = float(np.abs(everyone.changes[name]).max())
-        hold(float(np.abs(values - wanted).max()) <= 1e-5 * scale + 1e-12, f"{name} differs by more than rounding")
-    hold(np.array_equal(some.examples, everyone.examples[[7, 2, 5]]), "clients train on other numbers of examples")
+        require(float(np.abs(values - wanted).max()) <= 1e-5 * scale + 1e-12, f"{name} differs by more than rounding")
+    require(np.array_equal(some.examples, everyone.examples[[7, 2, 5]]), "clients train on other numbers of examples")
 
 
 def samples_are_those_that_it_trains_on(case: Rehearsed) -> None:
     """Compare the samples foretold with those counted."""
     foretold = case.task.training.samples(case.task, np.arange(N_CLIENTS)) * case.task.training.epochs
     counted = case.train(range(N_CLIENTS)).examples
-    hold((foretold == counted).all(), f"foretold {foretold.tolist()}, trained {counted.tolist()}")
+    require((foretold == counted).all(), f"foretold {foretold.tolist()}, trained {counted.tolist()}")
 
 
 def several_calls_together_give_what_they_give_alone(case: Rehearsed) -> None:
@@ -94,7 +94,7 @@ def several_calls_together_give_what_they_give_alone(case: Rehearsed) -> None:
         for name, values in alone.changes.items():
             scale = float(np.abs(values).max())
             near = float(np.abs(values - updates.changes[name]).max()) <= 1e-5 * scale + 1e-12
-            hold(near, f"{name} of clients {who} differs by more than rounding")
+            require(near, f"{name} of clients {who} differs by more than rounding")
 
 
 def digest_of(case: Rehearsed) -> str:

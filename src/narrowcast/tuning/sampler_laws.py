@@ -10,7 +10,7 @@ from typing import Any
 from optuna import create_study, logging
 from optuna.trial import TrialState
 
-from narrowcast.laws.law import hold
+from narrowcast.laws.law import require
 from narrowcast.tuning.pruning import Pruner
 from narrowcast.tuning.samplers import PerTrialSeededSampler, Sampler
 from narrowcast.tuning.space import Choice, FloatRange, Space
@@ -52,15 +52,15 @@ def sampler_cases(sampler: Sampler) -> dict[str, Proposing]:
 
 def proposals_depend_on_the_seed_the_trial_and_what_had_finished(case: Proposing) -> None:
     """Draw the trials of a study in one process, and in three one after the other."""
-    hold(case.proposals(0) == case.proposals(0, interrupted_at=(3, 11)), "after a restart the proposals are others")
+    require(case.proposals(0) == case.proposals(0, interrupted_at=(3, 11)), "after a restart the proposals are others")
 
 
 def proposals_are_inside_the_space(case: Proposing) -> None:
     """Look at what the trials of two studies draw."""
     for drawn in (*case.proposals(0), *case.proposals(1)):
         rate, size = drawn["training.learning_rate"], drawn["chunk_size"]
-        hold(0.1 - 1e-9 <= rate <= 0.9 + 1e-9, f"training.learning_rate = {rate} is outside of 0.1 to 0.9")
-        hold(size in (10, 20), f"chunk_size = {size} is not 10 or 20")
+        require(0.1 - 1e-9 <= rate <= 0.9 + 1e-9, f"training.learning_rate = {rate} is outside of 0.1 to 0.9")
+        require(size in (10, 20), f"chunk_size = {size} is not 10 or 20")
 
 
 SAMPLER_LAWS = (proposals_depend_on_the_seed_the_trial_and_what_had_finished, proposals_are_inside_the_space)
@@ -73,13 +73,15 @@ def pruner_cases(pruner: Pruner) -> dict[str, Pruner]:
 
 def pruning_is_the_same_each_time(pruner: Pruner) -> None:
     """Report the same learning curves to two studies."""
-    hold(_stopped(pruner) == _stopped(pickle.loads(pickle.dumps(pruner))), "other trials are stopped")
+    require(_stopped(pruner) == _stopped(pickle.loads(pickle.dumps(pruner))), "other trials are stopped")
 
 
 def the_best_trial_is_not_stopped(pruner: Pruner) -> None:
     """Report learning curves of which each lies above the one before."""
     rising = _stopped(pruner)
-    hold(not any(rising), f"trials {[number for number, early in enumerate(rising) if early]} were stopped as the best")
+    require(
+        not any(rising), f"trials {[number for number, early in enumerate(rising) if early]} were stopped as the best"
+    )
 
 
 def _stopped(pruner: Pruner) -> list[bool]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from narrowcast.algorithms.channel import joint
-from narrowcast.algorithms.channel.joint import Choices, head_bits, symbol_bits
+from narrowcast.algorithms.channel.joint import RankLevelGrid, head_bits, symbol_bits
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.low_rank import draw_basis
@@ -47,9 +47,9 @@ def test_the_entropy_is_that_of_rounded_draws() -> None:
 
 
 def test_the_best_choice_is_that_of_a_search_over_all() -> None:
-    choices, rows = Choices(8, 8, 32.0), np.array([10.0, 200.0, 700.0, 700.0, 700.0])
+    choices, rows = RankLevelGrid(8, 8, 32.0), np.array([10.0, 200.0, 700.0, 700.0, 700.0])
     heads, budgets = np.array([50.0, 400.0, 900.0, 900.0, 900.0]), np.array([10.0, 1500.0, 3000.0, 40000.0, 901.0])
-    ranks, steps = choices.best(budgets, choices.of_rows(rows), heads)
+    ranks, steps = choices.best(budgets, choices.values_per_rank(rows), heads)
     for client, (count, head, budget) in enumerate(zip(rows, heads, budgets, strict=True)):
         best = (np.inf, 0, 0.0)
         for rank in range(1, 9):
@@ -63,18 +63,18 @@ def test_the_best_choice_is_that_of_a_search_over_all() -> None:
 
 
 def test_curves_fall_and_are_met_by_the_best_choice() -> None:
-    choices, rows = Choices(16, 16, 32.0), np.array([100.0, 400.0, 900.0])
-    curves = choices.curves(choices.of_rows(rows), head_bits(3000, np.array([20, 80, 200])))
+    choices, rows = RankLevelGrid(16, 16, 32.0), np.array([100.0, 400.0, 900.0])
+    curves = choices.curves(choices.values_per_rank(rows), head_bits(3000, np.array([20, 80, 200])))
     assert (np.diff(curves.bits, axis=1) >= 0).all() and (np.diff(curves.distortion, axis=1) <= 0).all()
     assert curves.weight.tolist() == rows.tolist()
     middle = curves.bits[:, 20]
-    ranks, steps = choices.best(middle, choices.of_rows(rows), head_bits(3000, np.array([20, 80, 200])))
+    ranks, steps = choices.best(middle, choices.values_per_rank(rows), head_bits(3000, np.array([20, 80, 200])))
     reached = 16 / ranks * (1 + steps**2 / 12) - 1
     assert (reached <= curves.distortion[:, 20] * (1 + 1e-9)).all()
 
 
 def test_choices_of_a_larger_error_are_left_out() -> None:
-    choices = Choices(1, 1, 32.0)
+    choices = RankLevelGrid(1, 1, 32.0)
     values, heads = np.array([[500.0], [900.0]]), np.array([1500.0, 2500.0])
     every, same, fine = (choices.curves(values, heads, most) for most in (np.inf, 3.0, 0.1))
     assert np.array_equal(every.bits, same.bits)

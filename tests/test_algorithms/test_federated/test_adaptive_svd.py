@@ -22,7 +22,7 @@ from narrowcast.algorithms.federated.adaptive_svd import (
     AdaptiveSVD,
     best_choice,
     encode_directions,
-    with_rows,
+    select_rows,
 )
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.platform.errors import UserError
@@ -200,11 +200,11 @@ def test_a_client_short_of_bits_sends_some_rows_and_only_these_count(choice: Any
 def test_the_strongest_rows_are_those_that_changed_most() -> None:
     values = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
     update = RowUpdate(np.arange(0, 100, 2), values, 200)
-    kept = with_rows(update, "strongest", 20, key=1)
+    kept = select_rows(update, "strongest", 20, key=1)
     assert kept is not None
     energy = np.square(values).sum(axis=1)
     assert set(kept.rows.tolist()) == set((2 * np.argsort(-energy)[:20]).tolist())
-    assert with_rows(update, "random", 7, key=1) is None
+    assert select_rows(update, "random", 7, key=1) is None
 
 
 @pytest.mark.parametrize("fields", [{"adapted": False}, {"aggregation": "weighted"}])

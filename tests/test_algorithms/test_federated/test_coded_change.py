@@ -17,7 +17,7 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
-from narrowcast.laws.rehearsal import PLAN, run, task_of
+from narrowcast.laws.small_tasks import PLAN, run, task_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.models.networks import MLP

@@ -25,7 +25,7 @@ from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.experiment import load_experiment
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
-from narrowcast.laws.rehearsal import PLAN, interactions, run, sha256, task_of
+from narrowcast.laws.small_tasks import PLAN, interactions, run, sha256, task_of
 from narrowcast.platform.contracts import Recipients
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ITEM_FACTORS, MatrixFactorisation

@@ -13,11 +13,11 @@ from torch import nn
 from digits import digits, make_task, relative_error, run
 from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.federated.fedma import OWN, FedMA, Progress
+from narrowcast.algorithms.federated.fedma import OWN, FedMA, MatchingState
 from narrowcast.algorithms.federated.unit_matching import Matching, UnitPrior, match_units
 from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.experiment import load_experiment
-from narrowcast.laws.rehearsal import windows
+from narrowcast.laws.small_tasks import windows
 from narrowcast.platform.contracts import Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP, CharLSTM
@@ -157,12 +157,12 @@ def test_a_second_pass_starts_from_each_clients_units(model: str) -> None:
     n_layers = {"mlp": 3, "cnn": 4, "lstm": 3}[model]
     every = outcomes(algorithm, task, n_layers + 1)
     server = server_after(every[n_layers - 1])
-    hidden = Progress.of(server, algorithm._hidden(task)).hidden
+    hidden = MatchingState.of(server, algorithm._hidden(task)).hidden
     final, own = algorithm.final(server), hidden.counts
     grown = hidden.counts_in(final)
     assert all(whole >= mine for whole, mine in zip(grown, own, strict=True))
     assert grown != own
-    progress = Progress.of(server, hidden)
+    progress = MatchingState.of(server, hidden)
     assert (progress.layer, progress.passes) == (0, 1)
     broadcast = algorithm.broadcast(server, task, n_layers + 1).arrays
     state = {name: values[EVERYONE] for name, values in algorithm.init_clients(task).items()}
@@ -234,7 +234,7 @@ def test_a_client_whose_upload_is_lost_sits_out_until_the_next_pass() -> None:
     ]
     assert (every[1].ledger.examples[2], every[3].ledger.examples[2]) == (0, COUNTS[2])
     three = FedMA()._hidden(task)
-    progress = Progress.of(server_after(every[2]), three)
+    progress = MatchingState.of(server_after(every[2]), three)
     assert all((units[2] == -1).all() and (units[[0, 1, 3]] >= 0).all() for units in progress.units)
     first = progress.slice_of(algorithm.final(server_after(every[2])), 2)
     assert np.array_equal(first["1.bias"], algorithm.final(server_after(every[2]))["1.bias"][:9])

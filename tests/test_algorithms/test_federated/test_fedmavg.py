@@ -11,7 +11,7 @@ import pytest
 from narrowcast.algorithms.federated.fedmavg import FedMAvg
 from narrowcast.algorithms.local_training.ratings import AlternatingGradient
 from narrowcast.experiment import build_experiment
-from narrowcast.laws.rehearsal import rating_matrix
+from narrowcast.laws.small_tasks import rating_matrix
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError

@@ -14,7 +14,7 @@ from narrowcast.algorithms.federated.fedma import FedMA
 from narrowcast.algorithms.federated.submodel import Submodel
 from narrowcast.algorithms.federated.unit_slices import UnitSlices
 from narrowcast.algorithms.local_training.graph import GraphTraining
-from narrowcast.laws.rehearsal import Shuffled
+from narrowcast.laws.small_tasks import Shuffled
 from narrowcast.platform.contracts import Recipients, Task
 from narrowcast.platform.data.synthetic import BlockModel
 from narrowcast.platform.errors import UserError

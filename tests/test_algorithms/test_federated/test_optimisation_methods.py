@@ -15,8 +15,8 @@ from narrowcast.algorithms.federated.feddyn import FedDyn
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.server_optimizer import Momentum
-from narrowcast.laws.rehearsal import PLAN, task_of
-from narrowcast.laws.rehearsal import run as rehearse
+from narrowcast.laws.small_tasks import PLAN, task_of
+from narrowcast.laws.small_tasks import run as rehearse
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP

@@ -13,8 +13,8 @@ from narrowcast.algorithms.federated.fairness import NUMBER_BITS
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.local_training.rules import StepDecay
-from narrowcast.laws.rehearsal import PLAN, task_of
-from narrowcast.laws.rehearsal import run as rehearse
+from narrowcast.laws.small_tasks import PLAN, task_of
+from narrowcast.laws.small_tasks import run as rehearse
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.rounds.loop import rounds

@@ -27,7 +27,7 @@ from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
-from narrowcast.laws.rehearsal import PLAN, run, sha256, task_of
+from narrowcast.laws.small_tasks import PLAN, run, sha256, task_of
 from narrowcast.platform.models.networks import MLP
 
 RATE, STEPS = 0.3, 30

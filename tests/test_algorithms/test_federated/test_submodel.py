@@ -18,7 +18,7 @@ from narrowcast.algorithms.federated.submodel import Submodel
 from narrowcast.algorithms.federated.unit_slices import UnitSlices, multiplications, relative_work
 from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.experiment import load_experiment
-from narrowcast.laws.rehearsal import windows
+from narrowcast.laws.small_tasks import windows
 from narrowcast.platform.contracts import Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import Units

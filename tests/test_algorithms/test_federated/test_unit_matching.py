@@ -17,7 +17,7 @@ from narrowcast.algorithms.federated.unit_matching import (
     joined_head,
     match_units,
 )
-from narrowcast.laws.rehearsal import samples, windows
+from narrowcast.laws.small_tasks import samples, windows
 from narrowcast.platform.models.hidden_units import units_to_match
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM
 

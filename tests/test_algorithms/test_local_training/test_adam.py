@@ -24,7 +24,7 @@ from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.graph import GraphTraining
 from narrowcast.algorithms.local_training.rules import InverseTime, StepDecay
 from narrowcast.algorithms.local_training.sgd import Adam, AdamW, NetworkTraining
-from narrowcast.laws.rehearsal import task_of
+from narrowcast.laws.small_tasks import task_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.graph import GCN

@@ -16,7 +16,7 @@ from drawing_modules import MODULES, Drawing
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.laws.rehearsal import (
+from narrowcast.laws.small_tasks import (
     PLAN,
     Shuffled,
     digest,

@@ -17,7 +17,7 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws import model_laws
-from narrowcast.laws.law import judge
+from narrowcast.laws.law import evaluate_laws
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.formats import TorchDataset
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
@@ -114,7 +114,7 @@ def test_evaluations_compute_in_the_half_type() -> None:
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 @pytest.mark.parametrize("model", [Softmax, MLP, CNN, CharLSTM, VGG9])
 def test_networks_of_the_catalog_keep_the_laws_of_models_in_half_types(model: type[NeuralNetwork], kind: Any) -> None:
-    for verdict in judge(model_laws.LAWS, model_laws.cases(model(dtype=kind))):
+    for verdict in evaluate_laws(model_laws.LAWS, model_laws.cases(model(dtype=kind))):
         assert verdict.reason is None, verdict
 
 

@@ -16,7 +16,7 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.laws.rehearsal import N_CLIENTS, Shuffled, run, samples, sha256, task_on
+from narrowcast.laws.small_tasks import N_CLIENTS, Shuffled, run, samples, sha256, task_on
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.forward_pass import OWN_LAYERS

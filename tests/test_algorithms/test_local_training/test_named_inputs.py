@@ -21,7 +21,7 @@ from narrowcast.algorithms.federated.fedmd import FedMD
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.laws.rehearsal import masked_tokens
+from narrowcast.laws.small_tasks import masked_tokens
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.formats import TorchDataset
 from narrowcast.platform.data.public_set import PublicSet

@@ -14,7 +14,7 @@ import pytest
 
 from narrowcast.algorithms.secure.answered_rounds import Accepted, AnsweredRounds
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.masking_client import STAYS
+from narrowcast.algorithms.secure.masking_client import Step
 from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.disk import use_disk
@@ -29,7 +29,7 @@ MODEL = np.full(32, 7, dtype=np.uint8)
 
 def begin(clients: list[int] = EVERYONE) -> Arrays:
     groups = np.ones((len(clients), 1), dtype=np.uint8)
-    return {"clients": np.array(clients), "groups": groups, "stops": np.full(len(clients), STAYS)}
+    return {"clients": np.array(clients), "groups": groups, "stops": np.full(len(clients), Step.NEVER)}
 
 
 def secrets_of(clients: list[int] = EVERYONE, model: Any = MODEL) -> Arrays:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from masked_round import ROUND, SIZE, MaskedRound
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.keys import SHARE_BYTES, combine
-from narrowcast.algorithms.secure.masking_client import STAYS
+from narrowcast.algorithms.secure.masking_client import Step
 from narrowcast.algorithms.secure.masks import OpenableGroups, OwnSeeds
 from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.platform.types import PayloadError
@@ -24,7 +24,7 @@ class Server:
     def __init__(self, adversary: str, groups: Any = None, round_index: int = 1, store: KeyStore | None = None) -> None:
         self.store, self.round = store or KeyStore(Masked(adversary=adversary)), round_index
         self.groups = np.ones((10, 1), dtype=np.uint8) if groups is None else groups
-        told = {"clients": np.arange(10), "groups": self.groups, "stops": np.full(10, STAYS)}
+        told = {"clients": np.arange(10), "groups": self.groups, "stops": np.full(10, Step.NEVER)}
         self.began = self.store.call("begin", round_index, told)
 
     def sign(self, listed: list[int], asked: list[int] | None = None) -> np.ndarray[Any, Any]:

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.client.sums import Group, Part, SumLayout
+from narrowcast.algorithms.client.sums import MaskGroup, SumBlock, SumLayout
 from narrowcast.algorithms.secure.aggregation import masked
 from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.masking_client import STAYS
+from narrowcast.algorithms.secure.masking_client import Step
 from narrowcast.algorithms.secure.masks import OpenableGroups
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.schemes import Masked, Plain, PublicKey
 from narrowcast.algorithms.secure.unmasking import Inbox
 from narrowcast.platform.types import PayloadError
 
-GROUP = Group((Part("sum", None, 50),), (Part("weight", None, 20),))
+GROUP = MaskGroup((SumBlock("sum", None, 50),), (SumBlock("weight", None, 20),))
 MESSAGES = [
     Messages(scheme, SumLayout((GROUP, GROUP), {}, 5, 5), 5)
     for scheme in (Plain(), Masked(), CKKS(ring=4096, prime_bits=(48, 60), bits=16))
@@ -31,7 +31,7 @@ def sealed(messages: Messages) -> tuple[KeyStore, PublicKey, dict[int, bytes], d
     """Return a round of five clients: key store, public key, verification keys, an envelope of each client."""
     key_store = KeyStore(messages.scheme)
     public, clients = PublicKey.of(key_store.call("public", 0, {})), np.arange(5)
-    begin = {"clients": clients, "groups": np.ones((5, 2), dtype=np.uint8), "stops": np.full(5, STAYS)}
+    begin = {"clients": clients, "groups": np.ones((5, 2), dtype=np.uint8), "stops": np.full(5, Step.NEVER)}
     keys = dict(enumerate(map(bytes, key_store.call("begin", 1, begin)["verify"])))
     rule = OpenableGroups(tuple(range(5)), np.ones((5, 2), dtype=bool), 3, 3)
     held = key_store.call("secrets", 1, {"clients": clients, "model": np.zeros(32, dtype=np.uint8)})

@@ -17,12 +17,7 @@ from masked_round import ROUND, MaskedRound
 from narrowcast.algorithms.secure import keys
 from narrowcast.algorithms.secure.keys import KeyAgreements
 from narrowcast.algorithms.secure.masking_client import (
-    ADVERTISES,
-    REVEALS,
-    SHARES,
-    SIGNS,
-    STAYS,
-    UPLOADS,
+    Step,
     checked_keys,
     sealed_shares,
 )
@@ -30,7 +25,7 @@ from narrowcast.algorithms.secure.messages import EnrolledClients, sealed_bytes
 from narrowcast.algorithms.secure.unmasking import MaskRecovery
 from narrowcast.platform.types import PayloadError
 
-STEPS = [ADVERTISES, SHARES, UPLOADS, SIGNS, REVEALS, STAYS]
+STEPS = [Step.ADVERTISES, Step.SHARES, Step.UPLOADS, Step.SIGNS, Step.REVEALS, Step.NEVER]
 
 
 @given(st.integers(1, 12), st.integers(0, 12), st.randoms())
@@ -56,7 +51,7 @@ def plays(draw: Any) -> MaskedRound:
         10 + client: [True, *draw(st.lists(st.booleans(), min_size=n_groups - 1, max_size=n_groups - 1))]
         for client in range(n)
     }
-    stop = st.sampled_from([*STEPS, STAYS, STAYS, STAYS, STAYS])
+    stop = st.sampled_from([*STEPS, Step.NEVER, Step.NEVER, Step.NEVER, Step.NEVER])
     return MaskedRound(
         groups,
         draw(st.integers(n // 2 + 1, n)),
@@ -87,14 +82,14 @@ def test_a_group_of_few_stays_hidden_under_every_pattern_of_dropouts(senders: in
     """Six clients, of which four may finish; a group of 1, 2 or 3 needs three senders, another may not."""
     groups = {client: [True, client < senders, client % 2 == 0] for client in range(6)}
     opened = 0
-    for pattern in product([STAYS, UPLOADS, REVEALS], repeat=6):
-        if sum(each != STAYS for each in pattern) > 2:
+    for pattern in product([Step.NEVER, Step.UPLOADS, Step.REVEALS], repeat=6):
+        if sum(each != Step.NEVER for each in pattern) > 2:
             continue
         masked = MaskedRound(groups, 4, 3, dict(enumerate(pattern)))
         result = masked.run()
         assert result is not None
         assert result == masked.reference()
-        arrived = sum(each != UPLOADS for each in pattern[:senders])
+        arrived = sum(each != Step.UPLOADS for each in pattern[:senders])
         assert (1 in result) <= (arrived == 3)
         opened += 1 in result
     assert (opened > 0) == (senders == 3)
@@ -102,7 +97,7 @@ def test_a_group_of_few_stays_hidden_under_every_pattern_of_dropouts(senders: in
 
 def revealed_seeds(masked: MaskedRound) -> tuple[MaskRecovery, dict[int, Any], dict[int, bytes], list[int]]:
     clients, advertised = masked.agree()
-    survivors = [client for client in clients if masked.stop(client) > UPLOADS]
+    survivors = [client for client in clients if masked.stop(client) > Step.UPLOADS]
     return masked.recovery(clients, advertised, survivors), clients, advertised, survivors
 
 
@@ -110,7 +105,7 @@ def test_the_server_cannot_read_a_thin_group_from_all_that_is_revealed() -> None
     """The control: with a smaller bound the same subtraction reads the group of one client."""
     groups = {client: [True, client in (0, 1), True] for client in range(6)}
     for least, reads in ((2, False), (1, True)):
-        masked = MaskedRound(groups, 4, least, {1: UPLOADS})
+        masked = MaskedRound(groups, 4, least, {1: Step.UPLOADS})
         recovery, clients, advertised, survivors = revealed_seeds(masked)
         upload = masked.upload(clients[0])[1]
         left = recovery.masks(masked.layout, advertised)[1]

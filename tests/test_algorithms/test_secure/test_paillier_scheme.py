@@ -12,7 +12,7 @@ from narrowcast.algorithms.local_training.ratings import RatingSGD
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.paillier import Paillier, pack, unpack
 from narrowcast.algorithms.secure.schemes import FixedPoint, Masked, Plain, Protection
-from narrowcast.laws.rehearsal import N_CLIENTS, task_of
+from narrowcast.laws.small_tasks import N_CLIENTS, task_of
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ROW_FACTORS, MaskedFactorisation

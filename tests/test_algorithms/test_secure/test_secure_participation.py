@@ -50,11 +50,11 @@ def test_the_largest_cohort_that_can_pay_for_its_keys_takes_part(budgets: list[i
         assert (update[least] + messages.most_protocol_bits(more) <= budgets).sum() < more
     beside = messages.most_protocol_bits(n) if n else 0
     spared = update[participation.ranks] + beside - participation.uplink_bits
-    safe = ~(participation.rule.rows & participation.rule.at_risk).any(axis=1)
+    safe = ~(participation.rule.sends & participation.rule.at_risk).any(axis=1)
     needed = messages.scheme.survivors_needed(n) if n else 0
     sealed = 8 * (4 + 33 * 3 + 16)
     fewer = sealed * (np.arange(n) >= needed - 1)  # to itself, by a client that derives no shares
-    seeds = 256 * (participation.rule.rows & ~participation.rule.at_risk).sum(axis=1)
+    seeds = 256 * (participation.rule.sends & ~participation.rule.at_risk).sum(axis=1)
     third = 8 * 33 * safe * (n - needed + (np.arange(n) < needed - 1))
     assert np.array_equal(spared, seeds + third + fewer), "what no risk calls for"
     if policy == "channel":

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.masking_client import ADVERTISES, REVEALS, SHARES, SIGNS, STAYS, stops
+from narrowcast.algorithms.secure.masking_client import Step, dropout_steps
 from narrowcast.algorithms.secure.messages import EnvelopeFormat
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.models.factorisation import ITEM_FACTORS
@@ -152,13 +152,13 @@ def test_clients_may_stop_at_any_step_of_the_protocol(adversary: str, caplog: py
     masked = f"{{kind: masked, bits: 16, adversary: {adversary}, dropout: 0.08, smallest_group: 1}}"
     chosen = experiment(masked, "clients_per_round=20", "rounds=4")
     played = run_rounds(chosen)
-    drawn = [stops(chosen.seed, each.record.round, each.ledger.client, 0.08) for each in played]
-    assert set(np.concatenate(drawn).tolist()) == {ADVERTISES, SHARES, SIGNS, REVEALS, STAYS}
+    drawn = [dropout_steps(chosen.seed, each.record.round, each.ledger.client, 0.08) for each in played]
+    assert set(np.concatenate(drawn).tolist()) == {Step.ADVERTISES, Step.SHARES, Step.SIGNS, Step.REVEALS, Step.NEVER}
     needed = 12 if adversary == "honest_but_curious" else 14
-    refused = [int((each > REVEALS).sum()) < needed for each in drawn]
+    refused = [int((each > Step.REVEALS).sum()) < needed for each in drawn]
     assert [each.record.delivered == 0 for each in played] == refused
     assert caplog.text.count("the model stays") == sum(refused)
-    seats = [np.flatnonzero((each <= SHARES) | no) for each, no in zip(drawn, refused, strict=True)]
+    seats = [np.flatnonzero((each <= Step.SHARES) | no) for each, no in zip(drawn, refused, strict=True)]
     assert [each.record.delivered for each in played] == [20 - len(each) for each in seats]
     lost = {each.record.round: each.ledger.client[seat] for each, seat in zip(played, seats, strict=True)}
     plain = experiment(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.client.sums import Group, Part
+from narrowcast.algorithms.client.sums import MaskGroup, SumBlock
 from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.participation import SmallCounts
@@ -20,8 +20,10 @@ COUNTS = np.array([0, 1, 2, 3, 9])
 VALUES = np.arange(10).reshape(5, 2) + 100
 
 
-def group(columns: int, counts: int) -> Group:
-    return Group((Part("sum", None, 5 * columns),) * (columns > 0), (Part("weight", None, 5 * counts),) * (counts > 0))
+def group(columns: int, counts: int) -> MaskGroup:
+    return MaskGroup(
+        (SumBlock("sum", None, 5 * columns),) * (columns > 0), (SumBlock("weight", None, 5 * counts),) * (counts > 0)
+    )
 
 
 def test_rows_below_the_minimum_are_zeros_with_their_counts() -> None:

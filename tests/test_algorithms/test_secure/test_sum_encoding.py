@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narrowcast.algorithms.client.sums import Group, Part, SumLayout
+from narrowcast.algorithms.client.sums import MaskGroup, SumBlock, SumLayout
 from narrowcast.algorithms.secure.ckks import SlotPlan
 from narrowcast.algorithms.secure.schemes import FixedPoint, pack_elements, packed_bytes, unpack_elements
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import PayloadError
 from secure_rounds import SCHEMES, experiment, run_rounds
 
-GROUP = Group((Part("sum", None, 50),), (Part("weight", None, 20),))
+GROUP = MaskGroup((SumBlock("sum", None, 50),), (SumBlock("weight", None, 20),))
 
 
 @given(st.integers(1, 64), st.integers(0, 41), st.integers(0, 2**32))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from narrowcast.algorithms.local_training.graph import GraphTraining
-from narrowcast.laws.rehearsal import graph, samples
+from narrowcast.laws.small_tasks import graph, samples
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.graph import NodeGraph
 from narrowcast.platform.data.synthetic import BlockModel

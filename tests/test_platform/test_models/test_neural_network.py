@@ -13,7 +13,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
-from narrowcast.laws.rehearsal import numbers, samples, sequences
+from narrowcast.laws.small_tasks import numbers, samples, sequences
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.measures import (

@@ -11,7 +11,7 @@ import pytest
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.experiment import load_experiment
-from narrowcast.laws.rehearsal import sample_sets
+from narrowcast.laws.small_tasks import sample_sets
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.synthetic import Synthetic

@@ -12,7 +12,7 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.experiment import load_experiment
-from narrowcast.laws.rehearsal import N_CLIENTS, stepped, task_of, train_everyone
+from narrowcast.laws.small_tasks import N_CLIENTS, stepped, task_of, train_everyone
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.rounds.opening import sample_cohort

@@ -296,10 +296,10 @@ class _OpeningTap:
     def answered_round(self) -> int:
         return self.inner.answered_round
 
-    def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        return self.inner.before(chunks)
+    def distribute_keys(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        return self.inner.distribute_keys(chunks)
 
-    def after(self, results: list[ChunkResult]) -> list[ChunkResult]:
-        opened = self.inner.after(results)
+    def open_sum(self, results: list[ChunkResult]) -> list[ChunkResult]:
+        opened = self.inner.open_sum(results)
         self.recorder.record_opened(opened)
         return opened

@@ -30,7 +30,7 @@ _SIDE_BITS = 84.0  # models of the entropy coder, padding of each list
 
 
 @dataclass(frozen=True)
-class Choices:
+class RankLevelGrid:
     """The choices for updates with `dimension` columns: ranks 1..`rank` at each of `STEPS`.
 
     `bits_per_rank` is the cost of a column besides its values, such as its norm.
@@ -49,7 +49,7 @@ class Choices:
         """Return D(r, s), [rank, steps]."""
         return self.dimension / self._ranks()[:, None] * (1 + STEPS**2 / 12) - 1
 
-    def of_rows(self, rows: FloatArray) -> FloatArray:
+    def values_per_rank(self, rows: FloatArray) -> FloatArray:
         """Return the number of values of `rows` [C] rows at each rank, [C, rank]."""
         return rows[:, None] * self._ranks()
 

@@ -169,7 +169,7 @@ class TensorSum:
 
 
 @dataclass(frozen=True)
-class Part:
+class SumBlock:
     """One array of a partial sum, or one column of it; `size` is its number of entries."""
 
     key: str
@@ -183,11 +183,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Group:
+class MaskGroup:
     """Entries that a client sends all or none of: signed `values`, and non-negative `counts` that divide them."""
 
-    values: tuple[Part, ...] = ()
-    counts: tuple[Part, ...] = ()
+    values: tuple[SumBlock, ...] = ()
+    counts: tuple[SumBlock, ...] = ()
 
     @property
     def n_values(self) -> int:
@@ -210,19 +210,19 @@ class SumLayout:
 
     `shapes` maps each array of the algorithm's partial sum to its shape and dtype. `max_clients` and `max_weight` bound
     the number of clients of a round and the sum of their weights. With `one_weight` all counts of a client equal its
-    weight, which its values carry as a factor. `rows` is the number of items if counts are by item, 0 otherwise.
+    weight, which its values carry as a factor. `n_items` is the number of items if counts are by item, 0 otherwise.
     `max_rank` is 0 for updates without a rank; otherwise
     `groups_of_ranks` gives the groups that clients of ranks 0..max_rank send. None: every client sends all groups.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[MaskGroup, ...]
     shapes: dict[str, tuple[tuple[int, ...], DTypeLike]]
     max_weight: int
     max_clients: int
     one_weight: bool = False
     max_rank: int = 0
     groups_of_ranks: GroupsOfRanks | None = None
-    rows: int = 0
+    n_items: int = 0
 
     def sent_groups(self, ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
         """Return the groups that each client sends, [C, groups]; public, every party regenerates them from the seed."""
@@ -245,10 +245,12 @@ def row_sum_layout(aggregation: Aggregation, columns: int, task: Task, cohort: i
     n_items, weighted = task.data.n_items, aggregation == "weighted"
     divisor = (1, 1) if weighted else (n_items, columns if aggregation == "per_component_mean" else 1)
     return SumLayout(
-        groups=(Group((Part(ROWS, None, n_items * columns),), (Part(WEIGHT, None, divisor[0] * divisor[1]),)),),
+        groups=(
+            MaskGroup((SumBlock(ROWS, None, n_items * columns),), (SumBlock(WEIGHT, None, divisor[0] * divisor[1]),)),
+        ),
         shapes={ROWS: ((n_items, columns), np.float32), WEIGHT: (divisor, np.float64)},
         max_weight=largest_weight(task, cohort) if weighted else cohort,
         max_clients=cohort,
         one_weight=weighted,
-        rows=0 if weighted else n_items,
+        n_items=0 if weighted else n_items,
     )

@@ -209,7 +209,7 @@ def chunk_result(
     its update is not sent or is lost, and its former state if its training left the finite numbers. The ledger has rank
     0 for clients that sent nothing.
     """
-    learnt = {name: of_clients(uploads.finite, values, chunk.state[name]) for name, values in updates.state.items()}
+    learnt = {name: where_client(uploads.finite, values, chunk.state[name]) for name, values in updates.state.items()}
     sent = uploads.bits > 0
     return ChunkResult(
         index=chunk.index,
@@ -226,7 +226,7 @@ def chunk_result(
     )
 
 
-def of_clients(chosen: BoolArray, values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+def where_client(chosen: BoolArray, values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
     """Return `values` [C, ...] for the chosen clients [C], and `others` [C, ...] for the rest."""
     return np.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, others)
 

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.channel.curves import DistortionCurves
-from narrowcast.algorithms.channel.joint import STEPS, Choices, bits_per_value, head_bits, symbol_bits
+from narrowcast.algorithms.channel.joint import STEPS, RankLevelGrid, bits_per_value, head_bits, symbol_bits
 from narrowcast.algorithms.client.row_uploads import Rows, RowSending, train_and_send_rows
 from narrowcast.algorithms.client.sums import RowSum, add_up
 from narrowcast.algorithms.client.uploads import Coding, Sent
@@ -35,7 +35,7 @@ from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.low_rank import truncated_svd
 from narrowcast.algorithms.codecs.messages import RowsPayload, RowUpdate, decode_rows, encode_rows
 from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.algorithms.federated.downloads import Download, SizesDownloads, before_requests, with_requests
+from narrowcast.algorithms.federated.downloads import Download, SizesDownloads, charge_requests, reserve_request_header
 from narrowcast.algorithms.federated.fedavg import ServerLearningRate
 from narrowcast.algorithms.federated.fedmf import check_rank, expected_rows, named_rows, only_factorisation
 from narrowcast.algorithms.local_training.factorisation import RowCohort
@@ -58,7 +58,7 @@ def estimated_bits(rows: FloatArray, dimension: int, n_items: int, norm_bits: fl
     return head_bits(n_items, rows) + values * bits_per_value(values, np.sqrt(values)) + norm_bits
 
 
-def with_fewer_rows(
+def add_row_subsets(
     curves: DistortionCurves, choice: RowChoice, rows: FloatArray, dimension: int, n_items: int, norm_bits: float
 ) -> DistortionCurves:
     """Return the curves with a point for each tenth of the clients' `rows` [C]; the missing energy is their error."""
@@ -76,7 +76,7 @@ def rows_within(update: RowUpdate, bits: float, norm_bits: float) -> int:
     return int((sizes <= _USED * bits).sum())
 
 
-def with_rows(update: RowUpdate, choice: RowChoice, number: int, key: int) -> RowUpdate | None:
+def select_rows(update: RowUpdate, choice: RowChoice, number: int, key: int) -> RowUpdate | None:
     """Return the update with so many of its rows; None if these are too few to be worth naming."""
     if number < _FEWEST:
         return None
@@ -210,7 +210,7 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train p_u and the rows of Q that the chunk's clients touch, and send each change in its own directions."""
-        cohort = RowCohort.draw(before_requests(self.download, chunk), task)
+        cohort = RowCohort.draw(reserve_request_header(self.download, chunk), task)
         item_factors = np.asarray(broadcast[ITEM_FACTORS])
         every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
         coding = Coding(
@@ -221,7 +221,7 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
         )
         sending = RowSending(self.aggregation, "touched", coding, some_rows=self.row_choice != "all")
         result = train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
-        return with_requests(self.download, cohort, result)
+        return charge_requests(self.download, cohort, result)
 
     # What the channel is told before a round
 
@@ -235,17 +235,17 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
             return None
         assert isinstance(task.model, MatrixFactorisation), "check() refuses other models"
         norm_bits = SHARED_NORM_BITS if task.training.shared_negatives else NORM_BITS
-        choices, values = Choices(1, 1, norm_bits), expected_rows(task, cohort) + task.model.embedding_dim
+        choices, values = RankLevelGrid(1, 1, norm_bits), expected_rows(task, cohort) + task.model.embedding_dim
         heads = head_bits(task.data.n_items, named_rows(task, cohort))
         if not self.adapted:
             levels = Codec(self.codec).levels or 1
             bits = heads + self.rank * (values * bits_per_value(values, levels) + norm_bits)
             curves = DistortionCurves.single_point(_SIZE_MARGIN * bits, weight=values)
             return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
-        curves = choices.curves(choices.of_rows(values), heads, self.most_error)
+        curves = choices.curves(choices.values_per_rank(values), heads, self.most_error)
         if self.row_choice != "all":
             touched, dimension = values - task.model.embedding_dim, task.model.embedding_dim
-            curves = with_fewer_rows(curves, self.row_choice, touched, dimension, task.data.n_items, norm_bits)
+            curves = add_row_subsets(curves, self.row_choice, touched, dimension, task.data.n_items, norm_bits)
         return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
 
 
@@ -289,7 +289,7 @@ def carries(update: RowUpdate, encoder: ClientEncoder, most_error: float) -> boo
 def encode_some_rows(update: RowUpdate, encoder: ClientEncoder, choice: RowChoice) -> tuple[EncodedUpdate, int] | None:
     """Pack one direction of as many rows as fit the budget; None if too few do."""
     number = rows_within(update, encoder.budget_bits, NORM_BITS)
-    while (fewer := with_rows(update, choice, number, encoder.key)) is not None:
+    while (fewer := select_rows(update, choice, number, encoder.key)) is not None:
         fitting = encode_directions(fewer, encoder, 1)
         if fitting is not None:
             return fitting

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.client.uploads import PrefixedArrays, of_clients, zeros_of_clients
+from narrowcast.algorithms.client.uploads import PrefixedArrays, where_client, zeros_of_clients
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.platform.contracts import Task
@@ -116,7 +116,7 @@ class APFL(Averaging):
         for name, values in updates.slots.items():
             finite = np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1))
             before = np.asarray(chunk.state[_OWN.name(name)])
-            personal[name] = of_clients(finite, np.asarray(values) - start[name], before)
+            personal[name] = where_client(finite, np.asarray(values) - start[name], before)
         return replace(result, state={**result.state, **_OWN.add(personal)})
 
     def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:

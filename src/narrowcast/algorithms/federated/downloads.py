@@ -257,13 +257,13 @@ class SizesDownloads(Algorithm):
         return self.download.broadcast(model, server, task, round_index)
 
 
-def before_requests(download: CodedDownload | None, chunk: Chunk) -> Chunk:
+def reserve_request_header(download: CodedDownload | None, chunk: Chunk) -> Chunk:
     """Return a chunk whose budgets leave room for the header of each client's request for rows."""
-    return chunk if download is None or download.rows == "all" else chunk.with_room_for(HEADER_BITS)
+    return chunk if download is None or download.rows == "all" else chunk.reserve_bits(HEADER_BITS)
 
 
-def with_requests(download: CodedDownload | None, cohort: RowCohort, result: ChunkResult) -> ChunkResult:
-    """Return the result of a chunk of `before_requests` with the requests for rows, counted with the uploads.
+def charge_requests(download: CodedDownload | None, cohort: RowCohort, result: ChunkResult) -> ChunkResult:
+    """Return the result of a chunk of `reserve_request_header` with the requests for rows, counted with the uploads.
 
     Of a client that uploads nothing it is the request alone; one that exceeds the client's budget is not sent.
     """

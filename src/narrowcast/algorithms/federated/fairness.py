@@ -61,7 +61,7 @@ def send_with_number(
     chunk: Chunk, task: Task, updates: LocalUpdates, coding: TensorCoding, number_bits: int = NUMBER_BITS
 ) -> tuple[Tensors, Uploads]:
     """Send each client's changes, as `send_tensors` does, and its number, which is part of the size."""
-    received, uploads = send_tensors(chunk.with_room_for(number_bits), task, updates, coding)
+    received, uploads = send_tensors(chunk.reserve_bits(number_bits), task, updates, coding)
     return received, replace(uploads, bits=with_number(uploads.bits, number_bits))
 
 

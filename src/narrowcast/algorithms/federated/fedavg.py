@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.client.sums import (
     TENSORS,
     WEIGHT,
-    Group,
-    Part,
+    MaskGroup,
+    SumBlock,
     SumLayout,
     TensorSum,
     Weights,
@@ -256,9 +256,9 @@ class Averaging(SizesDownloads, WholeModel):
             name: (values.shape, values.dtype) for name, values in tensors.items()
         }
         shapes[WEIGHT] = ((), np.float64)
-        values = tuple(Part(name, None, values.size) for name, values in tensors.items())
+        values = tuple(SumBlock(name, None, values.size) for name, values in tensors.items())
         most = largest_weight(task, cohort) if self.weights == "examples" else cohort
-        return SumLayout((Group(values, (Part(WEIGHT, None, 1),)),), shapes, most, cohort, one_weight=True)
+        return SumLayout((MaskGroup(values, (SumBlock(WEIGHT, None, 1),)),), shapes, most, cohort, one_weight=True)
 
     # Client half
 

@@ -17,9 +17,9 @@ from narrowcast.algorithms.client.uploads import (
     CONTROL,
     PrefixedArrays,
     chunk_result,
-    of_clients,
     send_tensors,
     tensor_coding,
+    where_client,
     zeros_of_clients,
 )
 from narrowcast.algorithms.codecs.chain import Codec
@@ -101,7 +101,7 @@ class FedDyn(Averaging):
         received, uploads = send_tensors(chunk, task, updates, tensor_coding(Codec(self.codec)))
         weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
         state = {
-            CONTROL.name(name): of_clients(
+            CONTROL.name(name): where_client(
                 uploads.delivered, _like(before, before - self.alpha * received[name]), before
             )
             for name, before in CONTROL.of(chunk.state).items()

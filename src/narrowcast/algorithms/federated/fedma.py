@@ -21,7 +21,7 @@ from narrowcast.algorithms.client.uploads import (
     Uploads,
     chunk_result,
     finite_clients,
-    of_clients,
+    where_client,
     zeros_of_clients,
 )
 from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
@@ -54,7 +54,7 @@ _LAYER, _PASS, _UNITS = (MATCHING.name(name) for name in ("layer", "pass", "unit
 
 
 @dataclass(frozen=True)
-class Progress:
+class MatchingState:
     """The progress of matching, as the server keeps and sends it.
 
     `layer` is the next to match, of `len(hidden.counts)` hidden ones and the last; `passes` are those completed.
@@ -69,13 +69,13 @@ class Progress:
     units: tuple[IntArray, ...]
 
     @classmethod
-    def fresh(cls, hidden: HiddenUnits, n_clients: int) -> Progress:
+    def fresh(cls, hidden: HiddenUnits, n_clients: int) -> MatchingState:
         """Return the progress before round 1."""
         units = tuple(np.full((n_clients, count), -1) for count in hidden.counts)
         return cls(hidden, 0, 0, {}, units)
 
     @classmethod
-    def of(cls, arrays: Arrays, hidden: HiddenUnits) -> Progress:
+    def of(cls, arrays: Arrays, hidden: HiddenUnits) -> MatchingState:
         """Return the progress in a server state or a broadcast."""
         units = tuple(np.asarray(arrays[f"{_UNITS}/{layer}"]) for layer in range(len(hidden.counts)))
         return cls(hidden, int(arrays[_LAYER]), int(arrays[_PASS]), MATCHED.of(arrays), units)
@@ -215,7 +215,7 @@ class FedMA(LocalThenUpload):
 
     def init(self, task: Task) -> Arrays:
         """Return the model of the seed, and that no layer is matched."""
-        progress = Progress.fresh(self._hidden(task), task.data.n_clients)
+        progress = MatchingState.fresh(self._hidden(task), task.data.n_clients)
         return {**task.initial_parameters(), **progress.arrays()}
 
     def init_clients(self, task: Task) -> Arrays:
@@ -227,7 +227,7 @@ class FedMA(LocalThenUpload):
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Return what this round's clients need: matched layers, or in the first round of a pass the whole model."""
         del round_index
-        progress = Progress.of(server, self._hidden(task))
+        progress = MatchingState.of(server, self._hidden(task))
         sent = {} if progress.layer or self._draws(progress) else self.final(server)
         return Broadcast({**sent, **progress.arrays()}, DensePayload.of({**sent, **progress.layers}), update=None)
 
@@ -239,7 +239,7 @@ class FedMA(LocalThenUpload):
         places of the client's units; a header alone for clients that sit out.
         """
         del broadcast
-        progress, clients = Progress.of(server, self._hidden(task)), recipients.clients
+        progress, clients = MatchingState.of(server, self._hidden(task)), recipients.clients
         follows = recipients.last_round == recipients.round_index - 1
         model, dtype = self.final(server), dtype_of(self.final(server))
         if progress.layer:
@@ -258,7 +258,7 @@ class FedMA(LocalThenUpload):
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray:
         """Return the size of each client's upload, [C]: its layer, and with the last one its examples by class."""
-        progress = Progress.of(broadcast, self._hidden(task))
+        progress = MatchingState.of(broadcast, self._hidden(task))
         like, counts = task.initial_parameters(), progress.counts
         whole = progress.hidden.resized(counts)
         n_values = sum(_size(progress.hidden, whole, name, like[name].size) for name in progress.names)
@@ -275,7 +275,7 @@ class FedMA(LocalThenUpload):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Match the layer, or average the last one; the layer is asked for again if nobody delivered it."""
         del broadcast
-        clients, examples, progress = total[CLIENTS], total[EXAMPLES], Progress.of(server, self._hidden(task))
+        clients, examples, progress = total[CLIENTS], total[EXAMPLES], MatchingState.of(server, self._hidden(task))
         if not len(clients):
             return server
         sent = [{name: values[index] for name, values in SENT.of(total).items()} for index in range(len(clients))]
@@ -301,7 +301,7 @@ class FedMA(LocalThenUpload):
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """Return the training of the layers that are not matched yet; clients that sit out take no steps."""
-        progress = Progress.of(broadcast, self._hidden(task))
+        progress = MatchingState.of(broadcast, self._hidden(task))
         start, epochs = self._start(progress, broadcast, chunk, task), None
         training = task.training
         if progress.layer:
@@ -324,7 +324,7 @@ class FedMA(LocalThenUpload):
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send the layer as it is after the training, and keep those above it."""
-        progress = Progress.of(broadcast, self._hidden(task))
+        progress = MatchingState.of(broadcast, self._hidden(task))
         start = self._start(progress, broadcast, chunk, task)
         trained = {name: start[name] + values for name, values in updates.changes.items()}
         finite, bits = finite_clients(updates), self.upload_bits(broadcast, task, chunk.clients)
@@ -334,7 +334,7 @@ class FedMA(LocalThenUpload):
         keeps = finite & progress.takes_part(chunk.clients)
         for name, values in trained.items():
             if name not in progress.names:
-                models[name] = of_clients(keeps, values, models[name])
+                models[name] = where_client(keeps, values, models[name])
         here = chunk.clients[delivered]
         partial = {
             CLIENTS: here,
@@ -346,7 +346,7 @@ class FedMA(LocalThenUpload):
         uploads = Uploads(np.where(sends, bits, 0), delivered, finite, {})
         return chunk_result(chunk, updates, uploads, partial, state=OWN.add(models))
 
-    def _start(self, progress: Progress, broadcast: Arrays, chunk: Chunk, task: Task) -> dict[str, NDArray[Any]]:
+    def _start(self, progress: MatchingState, broadcast: Arrays, chunk: Chunk, task: Task) -> dict[str, NDArray[Any]]:
         """Return the parameters from which each client trains, [C, ...], of the layers that are not matched yet."""
         local, clients = OWN.of(chunk.state), chunk.clients.tolist()
         if progress.layer:
@@ -368,7 +368,7 @@ class FedMA(LocalThenUpload):
             models = [dict(self.final(broadcast))] * len(clients)
         return {name: np.stack([model[name] for model in models]) for name in progress.trained}
 
-    def _draws(self, progress: Progress) -> bool:
+    def _draws(self, progress: MatchingState) -> bool:
         """Return whether clients start from models that they draw themselves."""
         return self.initial == "different" and not progress.passes
 

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.client.row_uploads import FactorUploads
-from narrowcast.algorithms.client.sums import TENSORS, WEIGHT, Group, Part, SumLayout, TensorSum, add_up
+from narrowcast.algorithms.client.sums import TENSORS, WEIGHT, MaskGroup, SumBlock, SumLayout, TensorSum, add_up
 from narrowcast.algorithms.codecs.chain import Codec, Stages
 from narrowcast.algorithms.codecs.messages import RowLayout
 from narrowcast.algorithms.federated.downloads import Download, SizesDownloads
@@ -120,7 +120,7 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
             raise UserError("secure: algorithm.rows = touched names the items of each client; use algorithm.rows = all")
         w, name = np.asarray(task.initial_parameters()[ROW_FACTORS]), TENSORS.name(ROW_FACTORS)
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {name: (w.shape, w.dtype), WEIGHT: ((), np.float64)}
-        group = Group((Part(name, None, w.size),), (Part(WEIGHT, None, 1),))
+        group = MaskGroup((SumBlock(name, None, w.size),), (SumBlock(WEIGHT, None, 1),))
         return SumLayout((group,), shapes, most_weight, cohort, one_weight=True)
 
     # Client half

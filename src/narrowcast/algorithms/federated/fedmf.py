@@ -25,8 +25,8 @@ from narrowcast.algorithms.federated.downloads import (
     CodedChange,
     Download,
     SizesDownloads,
-    before_requests,
-    with_requests,
+    charge_requests,
+    reserve_request_header,
 )
 from narrowcast.algorithms.federated.fedavg import ServerLearningRate
 from narrowcast.algorithms.local_training.factorisation import RowCohort
@@ -178,9 +178,9 @@ class FedMF(SizesDownloads, BaseModel):
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train p_u and the rows of Q that the chunk's clients touch, and send the changes of the rows."""
-        cohort = RowCohort.draw(before_requests(self.download, chunk), task)
+        cohort = RowCohort.draw(reserve_request_header(self.download, chunk), task)
         item_factors = np.asarray(broadcast[ITEM_FACTORS])
         every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
         sending = RowSending(self.aggregation, self.rows, row_coding(Codec(self.codec), self.rows))
         result = train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
-        return with_requests(self.download, cohort, result)
+        return charge_requests(self.download, cohort, result)

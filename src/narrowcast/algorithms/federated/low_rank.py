@@ -195,7 +195,7 @@ class SCoLR(LowRank):
         if self.rank_policy.kind != "channel" or choices is None or not isinstance(task.data, Interactions):
             return None
         heads = head_bits(task.data.n_items, named_rows(task, cohort))
-        curves = choices.curves(choices.of_rows(self.expected_values(task, cohort)), heads)
+        curves = choices.curves(choices.values_per_rank(self.expected_values(task, cohort)), heads)
         return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
 
     def expected_values(self, task: Task, cohort: IntArray) -> FloatArray:
@@ -204,10 +204,10 @@ class SCoLR(LowRank):
             return expected_rows(task, cohort)
         return np.maximum(task.data.examples[cohort].astype(np.float64), 1.0)
 
-    def _choices(self, task: Task) -> Choices | None:
+    def _choices(self, task: Task) -> RankLevelGrid | None:
         """Return the joint choices of rank and levels; None for a codec without a quantiser."""
         if Codec(self.codec).levels is None:
             return None
         # Rows that the receiver expects have norms of their own.
         private = isinstance(task.data, Interactions) and not task.training.shared_negatives
-        return Choices(self.rank, self.rank, _NORM_BITS * (1 if private else 2))
+        return RankLevelGrid(self.rank, self.rank, _NORM_BITS * (1 if private else 2))

@@ -347,9 +347,9 @@ class NetworkForm:
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {WEIGHT: ((), np.float64)}
         shapes |= {TENSORS.name(name): (values.shape, values.dtype) for name, values in vectors.items()}
         groups = [
-            Group(
-                tuple(Part(TENSORS.name(name), None, values.size) for name, values in vectors.items()),
-                (Part(WEIGHT, None, 1),),
+            MaskGroup(
+                tuple(SumBlock(TENSORS.name(name), None, values.size) for name, values in vectors.items()),
+                (SumBlock(WEIGHT, None, 1),),
             )
         ]
         divided = self.algorithm.aggregation != "weighted"
@@ -359,12 +359,12 @@ class NetworkForm:
             if divided:
                 shapes[divisor] = ((factor.rank,), np.float64)
             groups += [
-                Group((Part(key, component, factor.long),), (Part(divisor, component, 1),) * divided)
+                MaskGroup((SumBlock(key, component, factor.long),), (SumBlock(divisor, component, 1),) * divided)
                 for component in range(factor.rank)
             ]
         most = largest_weight(task, cohort)
         if not self.algorithm.clients_choose_ranks:
-            whole = Group(
+            whole = MaskGroup(
                 tuple(part for group in groups for part in group.values),
                 tuple(part for group in groups for part in group.counts),
             )

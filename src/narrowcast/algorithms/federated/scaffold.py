@@ -18,9 +18,9 @@ from narrowcast.algorithms.client.uploads import (
     CONTROL,
     chunk_result,
     init_codec_state,
-    of_clients,
     send_tensors,
     tensor_coding,
+    where_client,
     zeros_of_clients,
 )
 from narrowcast.algorithms.codecs.chain import Codec
@@ -160,7 +160,7 @@ class Scaffold(LocalThenUpload):
         of_all = TensorSum.weighted(CONTROL.add(controls), weight / task.data.n_clients)
         total = replace(moved, tensors={**moved.tensors, **of_all.tensors})
         state = {
-            name: of_clients(uploads.delivered, before + controls[name], before)
+            name: where_client(uploads.delivered, before + controls[name], before)
             for name, before in CONTROL.of(chunk.state).items()
         }
         return chunk_result(chunk, updates, uploads, total.arrays(), state=CONTROL.add(state))

@@ -95,13 +95,13 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
     )
 
 
-def train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
+def train_calls(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     """Train the clients of all calls as one program; the calls may differ in data, seed and learning rate."""
     with keyed_draws_only(calls[0]):
-        return _train_as_one(calls)
+        return _train_calls(calls)
 
 
-def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
+def _train_calls(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     task = calls[0].task
     training, terms = task.training, [call.terms for call in calls]
     device: Device = training.device
@@ -360,7 +360,7 @@ class NetworkTraining(Training, Section):
         self, server: Arrays, chunk: Chunk, task: Task[Samples, NetworkTraining], terms: LocalTerms
     ) -> LocalUpdates:
         """Train the clients of the chunk."""
-        return train_as_one([LocalCall(server, chunk, task, terms)])[0]
+        return train_calls([LocalCall(server, chunk, task, terms)])[0]
 
     def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         """Train the chunks of several runs that differ only in data, seed and learning rate.
@@ -375,7 +375,7 @@ class NetworkTraining(Training, Section):
             programs.setdefault(program_key(call), []).append(index)
         updates: dict[int, LocalUpdates] = {}
         for indices in programs.values():
-            updates.update(zip(indices, train_as_one([calls[index] for index in indices]), strict=True))
+            updates.update(zip(indices, train_calls([calls[index] for index in indices]), strict=True))
         return [updates[index] for index in range(len(calls))]
 
     def mode(self, task: Task[Samples, NetworkTraining]) -> Literal["batched", "per_client"]:

@@ -206,7 +206,7 @@ class SecureAggregation(Algorithm):
                 f"secure.smallest_group = {self.scheme.smallest_group}{besides}: {least} clients of a round are enough "
                 "by secure.threshold; ask more clients_per_round, or lower smallest_group"
             )
-        if self.scheme.smallest_count > 1 and not self.messages(task).layout.rows:
+        if self.scheme.smallest_count > 1 and not self.messages(task).layout.n_items:
             raise UserError(
                 f"secure.smallest_count = {self.scheme.smallest_count}: {self.kind} on {task.model.kind} has no counts "
                 "of the clients of each item; leave it out, or use aggregation = per_item_mean or per_component_mean"

@@ -26,7 +26,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from narrowcast.algorithms.client.sums import Group
+from narrowcast.algorithms.client.sums import MaskGroup
 from narrowcast.algorithms.codecs.wire import varint
 from narrowcast.algorithms.secure.schemes import (
     Encryption,
@@ -197,7 +197,7 @@ class SlotPlan:
     usable_bits: int
 
     @classmethod
-    def of(cls, group: Group, numbers: FixedPoint, usable_bits: int) -> SlotPlan:
+    def of(cls, group: MaskGroup, numbers: FixedPoint, usable_bits: int) -> SlotPlan:
         """Return the plan of a group for slots that carry integers of `usable_bits` bits, sign included."""
         return cls(group.n_values, group.n_counts, numbers.value_bits, numbers.count_bits, usable_bits)
 
@@ -351,17 +351,19 @@ class CKKS(Encryption):
         """Return the length of the public key on the wire, padded: four polynomials in 64-bit words, and parameters."""
         return _LENGTH_BYTES + 4 * 8 * self.ring + 1024
 
-    def group_bytes(self, group: Group, numbers: FixedPoint) -> int:
+    def group_bytes(self, group: MaskGroup, numbers: FixedPoint) -> int:
         """Return the length of a group's ciphertexts."""
         return wire_bytes(self._plan(group, numbers).slots, self.ring, self.prime_bits[0])
 
-    def encode(self, group: Group, integers: Integers, numbers: FixedPoint, public: PublicKey) -> bytes:
+    def encode(self, group: MaskGroup, integers: Integers, numbers: FixedPoint, public: PublicKey) -> bytes:
         """Return the bytes of a group's ciphertexts."""
         slots = self._plan(group, numbers).pack(integers)
         scale_bits = self.noise_scale_bits(numbers.max_clients)
         return write_residues(encrypt(read_public(public.key), slots, scale_bits, self.ring), self.prime_bits[0])
 
-    def decode(self, group: Group, data: bytes | memoryview, numbers: FixedPoint, public: PublicKey) -> RingElements:
+    def decode(
+        self, group: MaskGroup, data: bytes | memoryview, numbers: FixedPoint, public: PublicKey
+    ) -> RingElements:
         """Return the residues of a group; raise `PayloadError` for one that is not below the modulus."""
         count = -(-self._plan(group, numbers).slots // (self.ring // 2)) * 2 * self.ring
         return read_residues(data, count, self.prime_bits[0], public.modulus)
@@ -370,10 +372,10 @@ class CKKS(Encryption):
         """Return the residues of the sum of two ciphertexts."""
         return add_residues(total, elements, public.modulus)
 
-    def decrypt_sum(self, secret: Any, group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
+    def decrypt_sum(self, secret: Any, group: MaskGroup, elements: RingElements, numbers: FixedPoint) -> Integers:
         """Return the integers of a group's sum, [n_values + n_counts]; for the key holder alone."""
         plan, scale_bits = self._plan(group, numbers), self.noise_scale_bits(numbers.max_clients)
         return plan.unpack(decrypt(secret, elements, plan.slots, scale_bits, self.ring))
 
-    def _plan(self, group: Group, numbers: FixedPoint) -> SlotPlan:
+    def _plan(self, group: MaskGroup, numbers: FixedPoint) -> SlotPlan:
         return SlotPlan.of(group, numbers, self.slot_bits(numbers.max_clients))

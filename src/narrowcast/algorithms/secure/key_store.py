@@ -19,7 +19,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.client.sums import Group, Part, SumLayout
+from narrowcast.algorithms.client.sums import MaskGroup, SumBlock, SumLayout
 from narrowcast.algorithms.secure.answered_rounds import AnsweredRounds
 from narrowcast.algorithms.secure.keys import SECRET_BYTES, ClientKeys, derive_key, read_key_files
 from narrowcast.algorithms.secure.masking_client import MaskingClient, agree_on_keys
@@ -103,7 +103,7 @@ class KeyStore:
         """Start a round: return the participants' verification keys, `verify` [n, 32].
 
         With masks the participants are told the `groups` [n, groups] that each of them sends, and agree on keys.
-        `stops` [n] is the step of `masking_round` from which each does not answer. The answer then also has `present`
+        `stops` [n] is the step (`Step`) from which each does not answer. The answer then also has `present`
         [m], the clients that shared their keys, and what these advertised, `keys` [m, 96]; nobody if they are too few.
         `survivors` are the clients whose sum was opened if the round is repeated after a crash, and is empty otherwise.
         """
@@ -170,7 +170,7 @@ class KeyStore:
         index, n_values, n_counts, max_weight, max_clients, rows = arrays["group"].tolist()
         if not 0 <= index < self._told["groups"].shape[1]:
             raise PayloadError(f"round {round_index} has no group {index}")
-        group = Group((Part("", None, n_values),), (Part("", None, n_counts),))
+        group = MaskGroup((SumBlock("", None, n_values),), (SumBlock("", None, n_counts),))
         numbers = self._scheme.fixed_point(max_weight, max_clients)
         elements = np.asarray(arrays["elements"], dtype=np.uint64)
         small = copy(self._small_counts.get(round_index, SmallCounts(rows, self._scheme.smallest_count)))

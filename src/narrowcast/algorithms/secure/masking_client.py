@@ -29,6 +29,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -267,16 +268,23 @@ class MaskingClient:
         return _ADDRESS.pack(self.round_index, sender, recipient)
 
 
-ADVERTISES, SHARES, UPLOADS, SIGNS, REVEALS, STAYS = range(6)
-"""The steps of a round; a client stops answering at one of them, or stays."""
+class Step(IntEnum):
+    """The steps of a round; a client stops answering at one of them, or at none."""
+
+    ADVERTISES = 0
+    SHARES = 1
+    UPLOADS = 2
+    SIGNS = 3
+    REVEALS = 4
+    NEVER = 5
 
 
-def stops(seed: int, round_index: int, clients: IntArray, probability: float) -> IntArray:
+def dropout_steps(seed: int, round_index: int, clients: IntArray, probability: float) -> IntArray:
     """Draw the step from which each client no longer answers, [C]; whether an upload arrives is drawn elsewhere."""
     keys = stream_keys(seed, "secure dropout", round_index, clients)
-    steps = np.array([ADVERTISES, SHARES, SIGNS, REVEALS])
+    steps = np.array([Step.ADVERTISES, Step.SHARES, Step.SIGNS, Step.REVEALS])
     gone = uniform_unit(keys[:, None], steps[None, :]) < probability
-    return np.where(gone.any(axis=1), steps[gone.argmax(axis=1)], STAYS)
+    return np.where(gone.any(axis=1), steps[gone.argmax(axis=1)], Step.NEVER)
 
 
 def agree_on_keys(
@@ -297,7 +305,7 @@ def agree_on_keys(
         client: MaskingClient(messages, round_index, client, signing_keys[client], enrolled, agreements)
         for client in rule.clients
     }
-    sent = {client: state.advertise_keys() for client, state in clients.items() if stop[client] > ADVERTISES}
+    sent = {client: state.advertise_keys() for client, state in clients.items() if stop[client] > Step.ADVERTISES}
     advertised, accepted = dict[int, bytes](), list[bytes]()
     for client, data in sent.items():
         with suppress(PayloadError):
@@ -308,7 +316,7 @@ def agree_on_keys(
     boxes: dict[int, dict[int, bytes]] = {client: {} for client in advertised}
     present = dict[int, bytes]()
     for client, keys in advertised.items():
-        if stop[client] <= SHARES:
+        if stop[client] <= Step.SHARES:
             continue
         shared = clients[client].share_keys(accepted, rule)
         with suppress(PayloadError):

@@ -24,32 +24,32 @@ from narrowcast.platform.types import BoolArray
 
 @dataclass(frozen=True)
 class OpenableGroups:
-    """The groups that the participants, n clients, were told to send, `rows` [n, groups], and the senders a sum needs.
+    """The groups that the participants, n clients, were told to send, `sends` [n, groups], and the senders a sum needs.
 
     The sum of a group is opened if at least `least_senders` of the survivors sent the group. A round has at least
     `threshold` survivors; a group is at risk if fewer than `least_senders` of its senders may be among them.
     """
 
     clients: tuple[int, ...]
-    rows: BoolArray = field(repr=False)
+    sends: BoolArray = field(repr=False)
     threshold: int
     least_senders: int
 
     @cached_property
     def sent(self) -> dict[int, BoolArray]:
         """The groups that each participant sends, [groups] each."""
-        return dict(zip(self.clients, self.rows, strict=True))
+        return dict(zip(self.clients, self.sends, strict=True))
 
     @cached_property
     def at_risk(self) -> BoolArray:
         """The groups that dropouts could leave with too few senders, [groups]."""
-        planned, most_dropouts = self.rows.sum(axis=0), len(self.clients) - self.threshold
+        planned, most_dropouts = self.sends.sum(axis=0), len(self.clients) - self.threshold
         return np.asarray(planned - most_dropouts < self.least_senders)
 
     def opened(self, survivors: Collection[int]) -> BoolArray:
         """Return the groups whose sum over these survivors may be opened, [groups]."""
         arrived = np.array([client in survivors for client in self.clients], dtype=bool)
-        return np.asarray(self.rows[arrived].sum(axis=0) >= self.least_senders)
+        return np.asarray(self.sends[arrived].sum(axis=0) >= self.least_senders)
 
     def risky(self, client: int) -> list[int]:
         """Return the places of the groups at risk that a client sends."""
@@ -57,7 +57,7 @@ class OpenableGroups:
 
     def fully_opened(self, opened: BoolArray) -> set[int]:
         """Return the clients that sent none but `opened` groups [groups]."""
-        hidden = np.asarray((self.rows & ~opened).any(axis=1)).tolist()
+        hidden = np.asarray((self.sends & ~opened).any(axis=1)).tolist()
         return {client for client, hides in zip(self.clients, hidden, strict=True) if not hides}
 
     @cached_property
@@ -67,8 +67,8 @@ class OpenableGroups:
     @cached_property
     def digest(self) -> bytes:
         """A hash of what the client was told, [32]: equal at two clients only if all of it is."""
-        told = f"{self.threshold} {self.least_senders} {self.rows.shape} {self.clients}"
-        return hashlib.sha256(told.encode() + np.packbits(self.rows).tobytes()).digest()
+        told = f"{self.threshold} {self.least_senders} {self.sends.shape} {self.clients}"
+        return hashlib.sha256(told.encode() + np.packbits(self.sends).tobytes()).digest()
 
 
 def with_enough_senders(sent: BoolArray, least_senders: int) -> BoolArray:

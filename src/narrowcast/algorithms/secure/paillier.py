@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.client.sums import Group
+from narrowcast.algorithms.client.sums import MaskGroup
 from narrowcast.algorithms.secure.schemes import Encryption, FixedPoint, Integers, PublicKey, RingElements, library
 from narrowcast.platform.config.fields import BITS
 from narrowcast.platform.errors import UserError
@@ -139,17 +139,19 @@ class Paillier(Encryption):
         """Return the values in a ciphertext."""
         return (self.key_bits - _FREE_BITS) // _width(numbers)
 
-    def group_bytes(self, group: Group, numbers: FixedPoint) -> int:
+    def group_bytes(self, group: MaskGroup, numbers: FixedPoint) -> int:
         """Return the length of a group's ciphertexts."""
         return self._ciphertexts(group, numbers) * 2 * self.key_bits // 8
 
-    def encode(self, group: Group, integers: Integers, numbers: FixedPoint, public: PublicKey) -> bytes:
+    def encode(self, group: MaskGroup, integers: Integers, numbers: FixedPoint, public: PublicKey) -> bytes:
         """Return the bytes of a group's ciphertexts."""
         del group
         packed = pack(integers, self.values_each(numbers), _width(numbers))
         return encrypt(_public(public.key), packed).to_bytes()
 
-    def decode(self, group: Group, data: bytes | memoryview, numbers: FixedPoint, public: PublicKey) -> RingElements:
+    def decode(
+        self, group: MaskGroup, data: bytes | memoryview, numbers: FixedPoint, public: PublicKey
+    ) -> RingElements:
         """Return the words of a group's ciphertexts; raise `PayloadError` for one that is not below its modulus."""
         if len(data) != self.group_bytes(group, numbers):
             raise PayloadError(f"{len(data)} bytes are not the {self.group_bytes(group, numbers)} of a group")
@@ -160,12 +162,12 @@ class Paillier(Encryption):
         key = _public(public.key)
         return _words(_of_words(total, key) + _of_words(elements, key))
 
-    def decrypt_sum(self, secret: Any, group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
+    def decrypt_sum(self, secret: Any, group: MaskGroup, elements: RingElements, numbers: FixedPoint) -> Integers:
         """Return the integers of a group's sum, [n_values + n_counts]; for the key holder alone."""
         packed = decrypt(secret, _of_words(elements, secret.public_key))
         return unpack(packed, self.values_each(numbers), _width(numbers), group.n_values + group.n_counts)
 
-    def _ciphertexts(self, group: Group, numbers: FixedPoint) -> int:
+    def _ciphertexts(self, group: MaskGroup, numbers: FixedPoint) -> int:
         return -(-(group.n_values + group.n_counts) // self.values_each(numbers))
 
 

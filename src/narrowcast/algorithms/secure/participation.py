@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.client.sums import Group
+from narrowcast.algorithms.client.sums import MaskGroup
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, UniformRank
 from narrowcast.algorithms.secure.masks import OpenableGroups, with_enough_senders
 from narrowcast.algorithms.secure.messages import Messages
@@ -27,7 +27,7 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, FloatArray, IntArray, PayloadError, Profiles
 
 
-class AgreedRanks(Section):
+class FixedRanks(Section):
     """A rank policy with ranks that were agreed before the training; 0 for a client that does not take part."""
 
     kind: str
@@ -58,11 +58,11 @@ class Participation:
     @property
     def at_risk(self) -> IntArray:
         """The number of groups at risk that each participant sends, [n]."""
-        return np.asarray((self.rule.rows & self.rule.at_risk).sum(axis=1))
+        return np.asarray((self.rule.sends & self.rule.at_risk).sum(axis=1))
 
-    def rank_policy(self) -> AgreedRanks:
+    def rank_policy(self) -> FixedRanks:
         """Return these ranks as a policy for the plain algorithm."""
-        return AgreedRanks(kind="agreed", of_client=dict(zip(self.clients.tolist(), self.ranks.tolist(), strict=True)))
+        return FixedRanks(kind="agreed", of_client=dict(zip(self.clients.tolist(), self.ranks.tolist(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ class SmallCounts:
     whichever of its components they sent.
     """
 
-    rows: int
+    n_items: int
     least: int
     _counts: Integers | None = field(default=None, repr=False)
 
-    def blanked(self, group: Group, integers: Integers) -> Integers:
+    def blanked(self, group: MaskGroup, integers: Integers) -> Integers:
         """Return the integers of a group's sum [n_values + n_counts] with zeros for values and counts of such rows.
 
         Raise `PayloadError` for a group whose counts are not by item, or not known yet.
@@ -167,14 +167,14 @@ class SmallCounts:
         if self.least <= 1:
             return integers
         values, counts = np.split(integers, [group.n_values])
-        if not self.rows or group.n_values % self.rows or group.n_counts % self.rows:
+        if not self.n_items or group.n_values % self.n_items or group.n_counts % self.n_items:
             raise PayloadError("the sum has no counts by item, and is not opened with secure.smallest_count above 1")
         if group.n_counts:
-            self._counts = counts.reshape(self.rows, -1)
+            self._counts = counts.reshape(self.n_items, -1)
         if self._counts is None:
             raise PayloadError("the counts of the items have to be opened before their values")
         few = self._counts < self.least
-        blanked_values = np.where(few, 0, values.reshape(self.rows, -1)).ravel() if group.n_values else values
+        blanked_values = np.where(few, 0, values.reshape(self.n_items, -1)).ravel() if group.n_values else values
         return np.concatenate([blanked_values, np.where(few, 0, self._counts).ravel() if group.n_counts else counts])
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from narrowcast.algorithms.client.sums import Group, Part, SumLayout
+from narrowcast.algorithms.client.sums import MaskGroup, SumBlock, SumLayout
 from narrowcast.platform.config.fields import BITS
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import Registry
@@ -114,11 +114,11 @@ def _weight(partial: Arrays, layout: SumLayout) -> int:
     return max(int(part.of(partial).max()) for group in layout.groups for part in group.counts)
 
 
-def _concatenated(parts: tuple[Part, ...], arrays: Arrays) -> NDArray[np.float64]:
+def _concatenated(parts: tuple[SumBlock, ...], arrays: Arrays) -> NDArray[np.float64]:
     return np.concatenate([np.empty(0), *(part.of(arrays).astype(np.float64) for part in parts)])
 
 
-def _fill(group: Group, integers: Integers, step: float, arrays: dict[str, NDArray[Any]]) -> None:
+def _fill(group: MaskGroup, integers: Integers, step: float, arrays: dict[str, NDArray[Any]]) -> None:
     start = 0
     for parts, scale in ((group.values, step), (group.counts, 1.0)):
         for part in parts:
@@ -188,12 +188,12 @@ def to_signed(elements: RingElements, bits: int) -> NDArray[np.int64]:
     return (elements << np.uint64(shift)).view(np.int64) >> shift
 
 
-def ring_bytes(group: Group, numbers: FixedPoint) -> int:
+def ring_bytes(group: MaskGroup, numbers: FixedPoint) -> int:
     """Return the length of a packed group."""
     return packed_bytes(group.n_values, numbers.value_bits) + packed_bytes(group.n_counts, numbers.count_bits)
 
 
-def pack_ring(group: Group, elements: RingElements, numbers: FixedPoint) -> bytes:
+def pack_ring(group: MaskGroup, elements: RingElements, numbers: FixedPoint) -> bytes:
     """Pack elements [n_values + n_counts], each modulo 2 to the power of its width."""
     values, counts = (part.view(np.int64) for part in np.split(elements, [group.n_values]))
     return pack_elements(to_ring(values, numbers.value_bits), numbers.value_bits) + pack_elements(
@@ -201,14 +201,14 @@ def pack_ring(group: Group, elements: RingElements, numbers: FixedPoint) -> byte
     )
 
 
-def unpack_ring(group: Group, data: bytes | memoryview, numbers: FixedPoint) -> RingElements:
+def unpack_ring(group: MaskGroup, data: bytes | memoryview, numbers: FixedPoint) -> RingElements:
     """Return the elements that `pack_ring` packed; raise `PayloadError` for another length."""
     end = packed_bytes(group.n_values, numbers.value_bits)
     values = unpack_elements(data[:end], group.n_values, numbers.value_bits)
     return np.concatenate([values, unpack_elements(data[end:], group.n_counts, numbers.count_bits)])
 
 
-def integers_of(group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
+def integers_of(group: MaskGroup, elements: RingElements, numbers: FixedPoint) -> Integers:
     """Return the integers of a sum in the clear: signed values, then counts."""
     values, counts = np.split(elements, [group.n_values])
     cut = to_ring(counts.view(np.int64), numbers.count_bits).view(np.int64)
@@ -287,16 +287,18 @@ class Protection(Section):
                 f"{63 - numbers.count_bits}"
             )
 
-    def group_bytes(self, group: Group, numbers: FixedPoint) -> int:
+    def group_bytes(self, group: MaskGroup, numbers: FixedPoint) -> int:
         """Return the length of an encoded group."""
         return ring_bytes(group, numbers)
 
-    def encode(self, group: Group, integers: Integers, numbers: FixedPoint, public: PublicKey) -> bytes:
+    def encode(self, group: MaskGroup, integers: Integers, numbers: FixedPoint, public: PublicKey) -> bytes:
         """Return the bytes of a client's group: its integers as ring elements, to which a mask may have been added."""
         del public
         return pack_ring(group, integers.view(np.uint64), numbers)
 
-    def decode(self, group: Group, data: bytes | memoryview, numbers: FixedPoint, public: PublicKey) -> RingElements:
+    def decode(
+        self, group: MaskGroup, data: bytes | memoryview, numbers: FixedPoint, public: PublicKey
+    ) -> RingElements:
         """Return what `encode` wrote; raise `PayloadError` for bytes that it cannot have written."""
         del public
         return unpack_ring(group, data, numbers)
@@ -306,7 +308,7 @@ class Protection(Section):
         del public
         return total + elements
 
-    def open_sum(self, group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
+    def open_sum(self, group: MaskGroup, elements: RingElements, numbers: FixedPoint) -> Integers:
         """Return the integers of a sum in the clear, [n_values + n_counts]."""
         return integers_of(group, elements, numbers)
 
@@ -338,7 +340,7 @@ class Encryption(Protection, ABC):
         """Return the length of the public key on the wire."""
 
     @abstractmethod
-    def decrypt_sum(self, secret: Any, group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
+    def decrypt_sum(self, secret: Any, group: MaskGroup, elements: RingElements, numbers: FixedPoint) -> Integers:
         """Return the integers of a group's sum, [n_values + n_counts]; for the key holder alone."""
 
 

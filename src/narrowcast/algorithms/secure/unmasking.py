@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.algorithms.secure.keys import SECRET_BYTES, SHARE_BYTES, KeyAgreements, combine
-from narrowcast.algorithms.secure.masking_client import REVEALS, SIGNS, stops
+from narrowcast.algorithms.secure.masking_client import Step, dropout_steps
 from narrowcast.algorithms.secure.masks import MaskLayout, OpenableGroups, OwnSeeds
 from narrowcast.algorithms.secure.messages import EnrolledClients, Messages
 from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy, RoundKeys, SmallCounts
@@ -198,16 +198,16 @@ class SumOpener:
         self._stops: dict[int, int] = {}
         self._warned_of: set[str] = set()
 
-    def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+    def distribute_keys(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Return the chunks with the round's `RoundKeys`; its participants make their keys at the first call."""
         if chunks and chunks[0].round_index != self._round:
             self._round = chunks[0].round_index
             participation = self._participation(chunks)
             clients, scheme = participation.clients, self._policy.messages.scheme
             probability = scheme.dropout if isinstance(scheme, Masked) else 0.0
-            steps = stops(self._task.seed, self._round, clients, probability)
+            steps = dropout_steps(self._task.seed, self._round, clients, probability)
             self._stops = dict(zip(clients.tolist(), steps.tolist(), strict=True))
-            told: Arrays = {"clients": clients, "groups": participation.rule.rows.astype(np.uint8), "stops": steps}
+            told: Arrays = {"clients": clients, "groups": participation.rule.sends.astype(np.uint8), "stops": steps}
             with refusals_end_the_run(self._round):
                 of_round = self._key_store.call("begin", self._round, told)
             self._keys, self._survivors = RoundKeys.of(participation, self._of_run, of_round), of_round["survivors"]
@@ -242,7 +242,7 @@ class SumOpener:
         budget_bits = np.concatenate(budgets)[order] if budgets else None
         return self._policy.of(self._task, clients[order], self._round, budget_bits)
 
-    def after(self, results: list[ChunkResult]) -> list[ChunkResult]:
+    def open_sum(self, results: list[ChunkResult]) -> list[ChunkResult]:
         """Put the opened sum in the place of every chunk's; a sum of too few clients is not opened."""
         if not results:
             return results
@@ -264,7 +264,7 @@ class SumOpener:
             except PayloadError as error:
                 return self._refused(results, messages, f"the masks cannot be removed: {error}")
             opened, masks = recovery.opened, recovery.masks(messages.mask_layout(), keys.advertised)
-        sums, small = list[Integers | None](), SmallCounts(messages.layout.rows, messages.scheme.smallest_count)
+        sums, small = list[Integers | None](), SmallCounts(messages.layout.n_items, messages.scheme.smallest_count)
         for index, may_be_opened in enumerate(opened.tolist()):
             elements = _folded(results, index, messages, keys.public)
             opens = may_be_opened and elements is not None
@@ -305,12 +305,12 @@ class SumOpener:
         signed = np.empty((0, 0), dtype=np.uint8)
         if messages.active:
             signed = self._key_store.call(
-                "sign", self._round, {"clients": listed, "asked": self._answering(SIGNS, listed)}
+                "sign", self._round, {"clients": listed, "asked": self._answering(Step.SIGNS, listed)}
             )["signed"]
             if len(signed) < rule.threshold:
                 raise PayloadError(f"{len(signed)} of {len(listed)} clients signed the list, {rule.threshold} needed")
             signed = signed[: rule.threshold]
-        asked = {"clients": listed, "asked": self._answering(REVEALS, listed), "signed": signed}
+        asked = {"clients": listed, "asked": self._answering(Step.REVEALS, listed), "signed": signed}
         return recovered(messages, self._round, keys, survivors, self._key_store.call("reveal", self._round, asked))
 
     def _answering(self, step: int, clients: IntArray) -> IntArray:
@@ -331,7 +331,7 @@ class SumOpener:
         group = layout.groups[index]
         if isinstance(scheme, Encryption):
             plan = np.array(
-                [index, group.n_values, group.n_counts, numbers.max_weight, numbers.max_clients, layout.rows]
+                [index, group.n_values, group.n_counts, numbers.max_weight, numbers.max_clients, layout.n_items]
             )
             request = {"group": plan, "elements": elements, "clients": arrived}
             with refusals_end_the_run(self._round):
@@ -343,12 +343,12 @@ class SumOpener:
     def _warn_of_small_counts(self, sums: Sequence[Integers | None], messages: Messages) -> None:
         """Warn once a run of items whose opened counts say that their rows are those of very few clients."""
         layout, least = messages.layout, messages.scheme.least_senders
-        if isinstance(messages.scheme, Plain) or not layout.rows or "small counts" in self._warned_of:
+        if isinstance(messages.scheme, Plain) or not layout.n_items or "small counts" in self._warned_of:
             return
-        few = np.zeros(layout.rows, dtype=bool)
+        few = np.zeros(layout.n_items, dtype=bool)
         for group, opened in zip(layout.groups, sums, strict=True):
             if opened is not None and group.n_counts:
-                counts = opened[group.n_values :].reshape(layout.rows, -1)
+                counts = opened[group.n_values :].reshape(layout.n_items, -1)
                 few |= ((counts > 0) & (counts < least)).any(axis=1)
         if few.any():
             self._warned_of.add("small counts")
@@ -357,7 +357,7 @@ class SumOpener:
                 "use more clients_per_round, or secure.kind = ckks with smallest_count = %d",
                 self._round,
                 few.sum(),
-                layout.rows,
+                layout.n_items,
                 least,
                 least,
             )

@@ -71,11 +71,11 @@ class SecureRounds(Protocol):
         """The last round that clients had answered before: up to it, rounds are repeated as they were."""
         ...
 
-    def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+    def distribute_keys(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Return the chunks with `relayed` filled in; the first call of a round has its clients make their keys."""
         ...
 
-    def after(self, results: list[ChunkResult]) -> list[ChunkResult]:
+    def open_sum(self, results: list[ChunkResult]) -> list[ChunkResult]:
         """Return the results of a round with the opened sum in place of each partial sum.
 
         If too few clients delivered, no sum is opened and no client counts as delivered.

@@ -44,7 +44,7 @@ def rounds(
         return [[result for call in calls for result in train_call(call)] for _, calls in work]
 
     def train_call(call: TrainingCall) -> list[ChunkResult]:
-        return executor.train(call.broadcast, call.chunks if secure is None else secure.before(call.chunks))
+        return executor.train(call.broadcast, call.chunks if secure is None else secure.distribute_keys(call.chunks))
 
     measure: Measure | None = optional(executor, "measure")
     with closing(_loop([run], [state or start(run)], train, secure, measure)) as loop:
