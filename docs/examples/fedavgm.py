@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.extend import OPTIMIZER, Arrays, Averaging, PrefixedArrays, Task
+from narrowcast.extend import SERVER_ONLY, Arrays, Averaging, PrefixedArrays, Task
 
-VELOCITY = PrefixedArrays(OPTIMIZER.name("velocity/"))
-"""Names of the velocity in the server's state; those of `OPTIMIZER` are not sent, and are no part of the model."""
+VELOCITY = PrefixedArrays(SERVER_ONLY.name("velocity/"))
+"""Names of the velocity in the server's state; those of `SERVER_ONLY` are not sent, and are not part of the model."""
 
 
 class FedAvgM(Averaging):

@@ -1,7 +1,7 @@
 """The imports of a plugin: contracts and base classes of every kind, and the types between them.
 
 ```python
-from narrowcast.extend import OPTIMIZER, Averaging, PrefixedArrays
+from narrowcast.extend import SERVER_ONLY, Averaging, PrefixedArrays
 ```
 
 Names stay here when their modules move. Each is imported when it is first used.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.codecs.wire import Reader, varint
     from narrowcast.algorithms.federated.aggregator import Aggregator
     from narrowcast.algorithms.federated.fedavg import Averaging
-    from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER, ServerOptimizer
+    from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer
     from narrowcast.algorithms.federated.shared_basis import RankPolicy
     from narrowcast.algorithms.federated.unit_slices import joined_updates, joined_uploads
     from narrowcast.algorithms.local_training.rules import LearningRateSchedule
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_STATE",
-    "OPTIMIZER",
+    "SERVER_ONLY",
     "Aggregator",
     "Algorithm",
     "Allocation",
@@ -174,7 +174,7 @@ _HOMES = {
     "Aggregator": "algorithms.federated.aggregator",
     "Averaging": "algorithms.federated.fedavg",
     "RankPolicy": "algorithms.federated.shared_basis",
-    **dict.fromkeys(("OPTIMIZER", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
+    **dict.fromkeys(("SERVER_ONLY", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
     "LearningRateSchedule": "algorithms.local_training.rules",
     **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.schemes"),
     "PrefixedArrays": "algorithms.client.uploads",

@@ -117,9 +117,9 @@ def test_iterations_are_those_of_the_dense_reference(solver: Any, small: Complet
         (0.0, "^the observed entries of own are all 0, which leaves nothing to fit$"),
         (
             1e308,
-            r"^the largest observed entry of own is 1e\+308, whose squares are no numbers; scale the entries to sizes",
+            r"^the largest observed entry of own is 1e\+308, whose squares are out of range; scale the entries to",
         ),
-        (1e-200, "^the largest observed entry of own is 1e-200, whose squares are no numbers"),
+        (1e-200, "^the largest observed entry of own is 1e-200, whose squares are out of range"),
     ],
 )
 def test_values_that_no_solver_can_fit_are_refused(solver: Any, value: float, phrase: str) -> None:

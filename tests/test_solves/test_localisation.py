@@ -133,7 +133,7 @@ def test_a_file_has_its_own_network(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ("anchor a 0 0", "anchor a 0", "line 2 is 'anchor a 0'; give lines"),
-        ("anchor a 0 0", "anchor a 0 nan", "line 2: '0 nan' is no list of finite numbers"),
+        ("anchor a 0 0", "anchor a 0 nan", "line 2: '0 nan' is not a list of finite numbers"),
         ("anchor a 0 0", "anchor a 0 0 0", "positions of two and of three coordinates"),
         ("anchor b 1 0", "anchor a 1 0", "line 3: a is given twice; keep one"),
         ("distance a b 1", "distance s a 1", "give each pair of two nodes once"),

@@ -100,8 +100,8 @@ def program(folder: Path, text: str, **fields: Any) -> Program:
     ("text", "message"),
     [
         ("sys.exit('no licence')", "python.* ended with status 1: no licence"),
-        ("(folder / 'out' / 'left.csv').write_text('1,nan')", "left.csv, which has a value that is no finite number"),
-        ("(folder / 'out' / 'left.csv').write_text('1,2\\n3')", "left.csv, which is no table of numbers"),
+        ("(folder / 'out' / 'left.csv').write_text('1,nan')", "which has a value that is not a finite number"),
+        ("(folder / 'out' / 'left.csv').write_text('1,2\\n3')", "left.csv, which is not a table of numbers"),
         ("(folder / 'out' / 'left.csv').write_text('')", "left.csv, which has no number"),
         ("(folder / 'out' / 'right.csv').unlink()", r"wrote no out/right.csv, only left; solver.answer_arrays names"),
         ("(folder / 'out' / 'report.csv').unlink()", r"wrote no out/report.csv; it is one line RESIDUAL,STATUS"),

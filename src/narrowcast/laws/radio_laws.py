@@ -64,7 +64,7 @@ def links_are_rates_of_each_client(case: Heard) -> None:
         for name in ("uplink_bits_per_second", "downlink_bits_per_second"):
             rates = getattr(links, name)
             require(rates.shape == (case.clients,), f"{name} has the shape {rates.shape}, not [{case.clients}]")
-            require(np.isfinite(rates).all() and (rates >= 0).all(), f"{name} of round {index} are no rates")
+            require(np.isfinite(rates).all() and (rates >= 0).all(), f"{name} of round {index} are not rates")
         require(links.lost.dtype == np.bool_, f"lost is {links.lost.dtype}, not bool")
         require(len(links.region) == case.clients, f"the region has {len(links.region)} users")
         for user in range(case.clients):

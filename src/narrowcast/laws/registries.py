@@ -35,7 +35,7 @@ from narrowcast.tuning import sampler_laws
 
 @dataclass(frozen=True)
 class LawsOf:
-    """The laws of a registry; `cases` makes of an object what they are tried on, `none` says why there may be none.
+    """The laws of a registry; `cases` makes of an object what they are tried on, `none` says why there may be no case.
 
     `on_data` makes of an object and a data set the cases of that, if the object can be tried on any.
     """

@@ -62,7 +62,7 @@ def a_step_depends_on_its_arguments_alone(optimizer: ServerOptimizer) -> None:
 
 
 def the_first_step_goes_along_the_change(optimizer: ServerOptimizer) -> None:
-    """Compare signs in the first round, and see that no change is no step."""
+    """Compare signs in the first round, and see that no change gives no step."""
     slots = optimizer.init(np.zeros(_SHAPE, dtype=np.float32))
     change = _changes()[0]
     direction, _ = optimizer.step(change, slots)

@@ -78,7 +78,7 @@ def a_problem_has_sizes(source: ProblemSource) -> None:
     sizes = source.load().sizes
     require(sizes, "it has no sizes")
     wrong: list[Any] = [size for size in sizes.values() if type(size) is not int or size < 1]
-    require(not wrong, f"the sizes {wrong} are no positive integers")
+    require(not wrong, f"the sizes {wrong} are not positive integers")
 
 
 def a_state_holds_arrays_of_numbers(posed: Posed) -> None:
@@ -86,7 +86,7 @@ def a_state_holds_arrays_of_numbers(posed: Posed) -> None:
     for state in (begin(posed.problem, posed.solver, 0), posed.run()):
         arrays: Mapping[str, Any] = state.arrays
         wrong = [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]
-        require(not wrong, f"{', '.join(wrong)} is no array")
+        require(not wrong, f"{', '.join(wrong)} is not an array")
         wrong = [name for name, values in arrays.items() if values.dtype.kind not in "biuf"]
         require(not wrong, f"{', '.join(wrong)} has values that a checkpoint cannot keep")
 

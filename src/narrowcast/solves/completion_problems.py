@@ -2,7 +2,7 @@
 
 A loaded completion problem: observed entries, and how factors are measured against the rest of the matrix.
 
-Observed entries of one's own, from a table or from NumPy's .npz files.
+User-supplied entries, from a table or an .npz file.
 
 Explicit ratings as a completion problem: the matrix that federated factorisations are trained on, in one place.
 
@@ -127,7 +127,7 @@ class Completion:
         return {"entries": entries, "sizes": np.array([[observed.rows, observed.columns]])}
 
     def baselines(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the metrics of predictions that take no factors, by name; none where the entries are no ratings."""
+        """Return the metrics of predictions that take no factors, by name; none where the entries are not ratings."""
         baselines = {} if self.ratings is None else rating_baselines(self.ratings)
         return {
             name: {metric: metrics[metric] for metric in metrics if metric.endswith("rmse")}
@@ -353,7 +353,7 @@ class ImageCompletion(Section):
     seed: int | None = Field(None, ge=0, description="seed of the observed pixels; null: that of the run")
 
     def load(self) -> Completion:
-        """Return the picture's problem; raise `UserError` if the file is no image or no pixel would be observed."""
+        """Return the picture's problem; raise `UserError` if the file is not an image or no pixel would be observed."""
         path = located(self.path, "path", "problem") if self.path is not None else _bundled(self.picture)
         with opened(path) as image:
             whole = np.asarray(eight_bit_image(image, 1, "high_byte"), dtype=np.float64) / _WHITE

@@ -143,7 +143,7 @@ Form = Literal["rectangular", "psd"]
 
 
 def check_form(problem: Completion, form: Form) -> None:
-    """Raise `UserError` if the form is that of positive semidefinite matrices and the problem is another."""
+    """Raise `UserError` for `form = psd` if the matrix is not symmetric."""
     if form == "psd" and not problem.symmetric:
         raise UserError(f'{problem.name} is not symmetric; use form "rectangular", or a problem with symmetric=true')
 

@@ -29,7 +29,7 @@ _LEAST, _MOST = 1e-100, 1e100
 
 
 def check_completion(problem: Any, rank: int | None) -> None:
-    """Raise `UserError` if the problem is no completion problem, or if its matrix has not this rank or is all 0."""
+    """Raise `UserError` if it is not a completion problem, the rank exceeds the matrix, or all entries are 0."""
     if not isinstance(problem, Completion):
         raise UserError(f"{name_of(problem)} is not a matrix completion problem; choose another solver")
     least = min(problem.observed.rows, problem.observed.columns)
@@ -44,7 +44,7 @@ def check_completion(problem: Any, rank: int | None) -> None:
         raise UserError(f"the observed entries of {problem.name}{same} are all 0, which leaves nothing to fit")
     if not _LEAST < largest < _MOST:
         raise UserError(
-            f"the largest observed entry of {problem.name} is {largest:g}, whose squares are no numbers; scale the "
+            f"the largest observed entry of {problem.name} is {largest:g}, whose squares are out of range; scale the "
             f"entries to sizes between {_LEAST:g} and {_MOST:g}"
         )
 
@@ -76,8 +76,11 @@ PROGRESS: Arrays = {"best": np.array(math.inf), "waited": np.array(0)}
 def progress(state: Arrays, norm: float, data_norm: float) -> tuple[Status, dict[str, np.ndarray]]:
     """Return the status after an iteration with this residual norm, and what to keep in the state.
 
-    A residual that has not fallen by a thousandth in `PATIENCE` iterations has converged if it is at the rounding error
-    of the data, and stalled if not; one that is not finite, or a million times the data, has diverged.
+    - diverged: the residual is not finite, or above a million times the data;
+    - converged: it is at the floor, or at the rounding error of the data without a fall of a thousandth in `PATIENCE`
+      iterations;
+    - stalled: no fall of a thousandth in `PATIENCE` iterations, above the rounding error;
+    - running: otherwise.
     """
     best, waited = float(state["best"]), int(state["waited"]) + 1
     if norm < (1 - _PROGRESS) * best:
@@ -166,7 +169,7 @@ class FactorSolver(Section):
     )
 
     def check(self, problem: Any) -> None:
-        """Raise `UserError` if the problem is no completion problem or has no matrix of this rank."""
+        """Raise `UserError` if the problem is not a completion problem or the rank exceeds its matrix."""
         check_completion(problem, self.rank)
 
     def init(self, problem: Completion, seed: int) -> Arrays:

@@ -150,7 +150,7 @@ class InFaceFrankWolfe(Section):
         return self
 
     def check(self, problem: Any) -> None:
-        """Raise `UserError` if the problem is no completion problem."""
+        """Raise `UserError` if the problem is not a completion problem."""
         check_completion(problem, 1)
 
     def init(self, problem: Completion, seed: int) -> Arrays:

@@ -110,7 +110,7 @@ def draw_network(
 def read_network(path: Path) -> SensorNetwork:
     """Return the network of a text file of lines `anchor NAME x y` and `distance NAME NAME length`.
 
-    Names that are no anchors' are sensors; `sensor NAME x y` gives the true position of one, to measure errors with.
+    All other names are sensors; `sensor NAME x y` gives the true position of one, to measure errors with.
     """
     advice = 'give lines "anchor NAME x y", "distance NAME NAME length", and "sensor NAME x y" where it is known'
     with readable(path, (OSError, UnicodeDecodeError), advice):
@@ -170,7 +170,7 @@ def _numbers(words: Sequence[str], where: str) -> list[float]:
     except ValueError:
         numbers = [math.nan]
     if not all(map(math.isfinite, numbers)):
-        raise UserError(f"{where}: {' '.join(words)[:60]!r} is no list of finite numbers")
+        raise UserError(f"{where}: {' '.join(words)[:60]!r} is not a list of finite numbers")
     return numbers
 
 

@@ -212,7 +212,7 @@ class MaxCutFile(_Relaxation):
     path: Path = Field(description="file of the graph, such as gset/G1")
 
     def load(self) -> MaxCut:
-        """Return the problem; raise `UserError` if the file is no graph."""
+        """Return the problem; raise `UserError` if the file is not a graph."""
         try:
             path = located(self.path, "path", "problem")
         except UserError:

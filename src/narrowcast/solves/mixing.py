@@ -51,7 +51,7 @@ class Mixing(Section):
         description="order of the updates: in turn, drawn uniformly, drawn by |g_i|, or the largest decrease first",
     )
     momentum: Annotated[float, Field(ge=0, lt=0.5)] | Literal["adaptive"] = Field(
-        0.0, description="weight of the former vector in its update, below 0.5; adaptive: from the measured rate"
+        0.0, description="weight of the previous vector in its update, below 0.5; adaptive: from the measured rate"
     )
 
     def check(self, problem: Any) -> None:

@@ -43,7 +43,7 @@ def write_arrays(arrays: Mapping[str, Any], folder: Path) -> None:
 
 
 def read_arrays(folder: Path, program: str) -> dict[str, FloatArray]:
-    """Return the arrays [m, k] in a folder by name; raise `RunFailed` for a file that is no table of finite numbers."""
+    """Return the arrays [m, k] in a folder by name; raise `RunFailed` if a file is not a table of finite numbers."""
     arrays = {}
     for path in sorted(folder.glob("*.csv")):
         try:
@@ -52,9 +52,9 @@ def read_arrays(folder: Path, program: str) -> dict[str, FloatArray]:
                 arrays[path.stem] = np.loadtxt(path, delimiter=",", ndmin=2)
         except (ValueError, OSError) as error:
             first = str(error).splitlines()[0]
-            raise RunFailed(f"{program} wrote {path.name}, which is no table of numbers ({first})") from error
+            raise RunFailed(f"{program} wrote {path.name}, which is not a table of numbers ({first})") from error
         if not arrays[path.stem].size or not np.isfinite(arrays[path.stem]).all():
-            what = "a value that is no finite number" if arrays[path.stem].size else "no number"
+            what = "a value that is not a finite number" if arrays[path.stem].size else "no number"
             raise RunFailed(f"{program} wrote {path.name}, which has {what}")
     return arrays
 

@@ -126,7 +126,7 @@ class MatrixIRLS(Section):
     passes: int = Field(4, ge=1, description="passes of subspace iteration in an SVD, each with two sparse products")
 
     def check(self, problem: Any) -> None:
-        """Raise `UserError` if the problem is no completion problem or has no matrix of this rank."""
+        """Raise `UserError` if the problem is not a completion problem or the rank exceeds its matrix."""
         check_completion(problem, self.rank)
 
     def init(self, problem: Completion, seed: int) -> Arrays:

@@ -132,7 +132,7 @@ def constraints_of(
 
     An entry that is given with its mirror image has to equal it up to rounding, and that of the upper triangle is
     taken; entries of the value 0 are left out. Raise `UserError` for a place outside the matrices, an entry that is
-    given twice, one that differs from its mirror image, and a value that is no number.
+    given twice, one that differs from its mirror image, and a value that is not a number.
     """
     from scipy.sparse import csr_array
 

@@ -53,7 +53,7 @@ class WeightedGraph:
 
 
 def graph_of(vertices: int, first: IntArray, second: IntArray, weight: FloatArray) -> WeightedGraph:
-    """Return the graph with edges {first, second}, numbered from 0; raise `UserError` for one that is none.
+    """Return the graph with edges {first, second}, numbered from 0; raise `UserError` if it is not a valid graph.
 
     Shapes: first, second and weight [m].
     """

@@ -55,7 +55,7 @@ def test_an_experiment_runs_with_clients_at_localised_places(tmp_path: Path) -> 
         ("x,y\n" + "0,0\n" * 5, {"base": (0, 0, 0)}, r"positions of 2 coordinates, but radio\.channel\.base has 3"),
         ("x,z\n0,a\n", {}, "cannot be read"),
         ("a,b\n0,1\n", {}, "give the answer.safetensors of a localisation"),
-        ("x,y\n0,nan\n", {}, "some that are no numbers"),
+        ("x,y\n0,nan\n", {}, "some that are not numbers"),
     ],
 )
 def test_bad_files_are_one_line(tmp_path: Path, content: str, fields: dict[str, object], said: str) -> None:

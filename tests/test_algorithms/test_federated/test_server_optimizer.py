@@ -14,7 +14,7 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.server_optimizer import (
-    OPTIMIZER,
+    SERVER_ONLY,
     Adagrad,
     Adam,
     Momentum,
@@ -136,7 +136,7 @@ def test_slots_stay_on_the_server(name: str) -> None:
     ours, theirs = run(PLAN, algorithm, task), run(PLAN, plain, task)
     state = ours[-1].state
     assert state is not None
-    assert OPTIMIZER.of(state.server)
+    assert SERVER_ONLY.of(state.server)
     assert algorithm.final(state.server).keys() == plain.init(task).keys()
     assert algorithm.broadcast(state.server, task, 9).arrays.keys() == plain.init(task).keys()
     for outcome, other in zip(ours, theirs, strict=True):
@@ -149,4 +149,4 @@ def test_slots_are_no_part_of_a_secure_sum() -> None:
     secure = SecureAggregation(algorithm, Masked(), 8)
     secure.check(task)
     assert algorithm.sum_layout(task, 8).shapes == FedAvg().sum_layout(task, 8).shapes
-    assert OPTIMIZER.of(secure.init(task))
+    assert SERVER_ONLY.of(secure.init(task))

@@ -203,7 +203,7 @@ def positives_from_sums(transcript: Transcript, clients: IntArray, *, with_seed:
 
 
 def _touched(transcript: Transcript, record: RoundTranscript, members: IntArray, with_seed: bool) -> FloatArray:
-    """Return the probability that a client draws each item as a negative, if it is none of its own, [members, N]."""
+    """Return the probability that a client draws each item, not one of its positives, as a negative, [members, N]."""
     n_items, drawn = transcript.n_items, transcript.examples[members] * transcript.negatives
     if not with_seed:
         by_draw = -np.expm1(drawn * np.log1p(-1 / n_items))

@@ -148,8 +148,8 @@ class LocatedRayleigh(Rayleigh):
 
     The file is the `answer.safetensors` of a localisation, whose `positions` [n, d] are used, or a CSV file with the
     columns x and y, and z if there is one. Row c is the place of client c; more rows than clients are allowed. No
-    client is nearer to the base station than `nearest`, and `farthest` has no effect. Raises `UserError` for a file
-    that is none, or that has fewer rows than the number of a client.
+    client is nearer to the base station than `nearest`, and `farthest` has no effect. Raises `UserError` if the file
+    is not a table of positions, or has fewer rows than the number of a client.
     """
 
     kind: Literal["located_rayleigh"] = "located_rayleigh"  # type: ignore[assignment]
@@ -195,7 +195,8 @@ def _positions(path: Path, modified: int, size: int) -> FloatArray:
     if positions is None:
         raise UserError(f"{path}: has no positions; {_ADVICE}")
     if positions.ndim != 2 or positions.shape[1] not in (2, 3) or not np.isfinite(positions).all():
-        raise UserError(f"{path}: has positions of the shape {positions.shape}, or some that are no numbers; {_ADVICE}")
+        wrong = f"has positions of the shape {positions.shape}, or some that are not numbers"
+        raise UserError(f"{path}: {wrong}; {_ADVICE}")
     return np.asarray(positions, dtype=np.float64)
 
 

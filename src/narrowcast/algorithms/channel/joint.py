@@ -101,7 +101,7 @@ def bits_per_value(lengths: FloatArray, levels: float | FloatArray) -> FloatArra
 
 
 def head_bits(n_items: int, unexpected: FloatArray | IntArray) -> FloatArray:
-    """Return the approximate bits that name the rows a client sends, [C]: `unexpected` [C] of them, or all but these.
+    """Estimate the bits [C] of a list of rows with `unexpected` [C] entries, or of all rows but these.
 
     The receiver expects the negatives that it regenerates, and otherwise no row.
     """

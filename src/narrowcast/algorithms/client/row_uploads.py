@@ -137,7 +137,7 @@ class RowSending:
     layout: RowLayout
     coding: RowCoding
     some_rows: bool = False
-    """The wire may leave out rows, which it returns as nan: they do not count."""
+    """The wire may omit rows: they come back as NaN and are not averaged."""
 
 
 def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArray, train: TrainRows) -> ChunkResult:

@@ -155,7 +155,7 @@ def send_each(
 ) -> Uploads:
     """Send the update of each client through the codec, at the finest levels that its budget allows.
 
-    A client sends nothing and pays nothing if no levels fit its budget or if its update is not finite. A client whose
+    A client whose update is not finite, or fits its budget at no level, sends nothing (0 bits). A client whose
     upload is lost has paid, and its codec remembers the upload as sent.
     """
     n_clients = len(chunk.clients)

@@ -28,7 +28,7 @@ class Aggregator(Section, ABC):
     """
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` if the aggregate of so many changes promises nothing.
+        """Raise `UserError` if the rule has no guarantee for so many changes.
 
         A round with fewer changes, since clients dropped out, leaves the server as it is.
         """

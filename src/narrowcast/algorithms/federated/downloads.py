@@ -283,7 +283,7 @@ _SENT, _KEY = "sent", "downlink_key"
 
 @dataclass(frozen=True)
 class CodedChange:
-    """The codec of the server's changes, or none: changes as they are."""
+    """Optional codec for the server's updates."""
 
     stages: tuple[Stage, ...]
 

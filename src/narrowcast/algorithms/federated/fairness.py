@@ -37,7 +37,7 @@ from narrowcast.algorithms.client.uploads import (
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
-from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
+from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
@@ -149,7 +149,7 @@ class QFFL(LossReporting):
         return chunk_result(chunk, updates, uploads, partial.arrays())
 
 
-_MIXTURE = OPTIMIZER.name("mixture")
+_MIXTURE = SERVER_ONLY.name("mixture")
 _LOSSES = "losses"
 
 
@@ -210,7 +210,7 @@ class AFL(LossReporting):
         return {**moved, _MIXTURE: on_simplex(mixture)}
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:
-        """Return None: the mixture is that of the present model."""
+        """Return None: lambda refers to the current model, so stale losses cannot be used."""
         del partial, factor
 
     # Client half

@@ -39,7 +39,7 @@ from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.aggregator import AGGREGATORS, Aggregator
 from narrowcast.algorithms.federated.downloads import DOWNLOAD, Download, SizesDownloads
 from narrowcast.algorithms.federated.server_optimizer import (
-    OPTIMIZER,
+    SERVER_ONLY,
     SERVER_OPTIMIZERS,
     ServerOptimizer,
     initial_slots,
@@ -114,7 +114,7 @@ class WholeModel(LocalThenUpload):
 
 def model_of(arrays: Arrays) -> Arrays:
     """Return what clients train: a server state or a broadcast without what downloads and server optimizers keep."""
-    return OPTIMIZER.without(DOWNLOAD.without(arrays))
+    return SERVER_ONLY.without(DOWNLOAD.without(arrays))
 
 
 def broadcast_all(server: Arrays) -> Broadcast:
@@ -132,12 +132,12 @@ class Averaging(SizesDownloads, WholeModel):
     """x += server_learning_rate * sum w_u (y_u - x) / sum w_u over the clients that delivered; w_u is n_u, or 1.
 
     With a `server_optimizer` that mean is its pseudo-gradient: FedAvgM, FedAdam, FedYogi and FedAdagrad are fields of
-    these algorithms. FedAvg, FedProx and FedPara differ in the terms of their local steps, and in what x holds. With an
-    `aggregator` its aggregate takes the place of the weighted mean. A round in which nobody delivers leaves x and the
-    optimizer as they are.
+    these algorithms. Subclasses change the local steps (`terms`) or the parameters that are averaged (`parameters`).
+    With an `aggregator` its aggregate takes the place of the weighted mean. A round in which nobody delivers leaves x
+    and the optimizer as they are.
 
     A subclass with another server step overrides `moved`, or `mean_change`, and keeps what it remembers in `init` and
-    `moved` under names of `OPTIMIZER`: these arrays stay on the server, and are no part of the model.
+    `moved` under names of `SERVER_ONLY`: these arrays stay on the server, and are not part of the model.
     """
 
     weights: Weights = "examples"
@@ -157,7 +157,7 @@ class Averaging(SizesDownloads, WholeModel):
 
     @property
     def unlike_mean(self) -> dict[str, bool]:
-        """Whether each setting is made by which x is no mean of the clients' models: `Traits.mean_unless`."""
+        """Whether each setting is made by which x is not a mean of the clients' models: `Traits.mean_unless`."""
         return {
             "algorithm.codec": bool(self.codec),
             "algorithm.server_optimizer": self.server_optimizer is not None,
@@ -166,7 +166,7 @@ class Averaging(SizesDownloads, WholeModel):
         }
 
     def check(self, task: Task) -> None:
-        """Raise `UserError` if clients are to ask for rows, which networks have not."""
+        """Raise `UserError` for `download.rows: touched`: networks have no item rows."""
         super().check(task)
         if self.download is not None and self.download.rows == "touched":
             raise UserError(
@@ -174,7 +174,7 @@ class Averaging(SizesDownloads, WholeModel):
             )
 
     def check_cohort(self, clients: int) -> None:
-        """Raise `UserError` if the aggregate of a whole cohort promises nothing."""
+        """Raise `UserError` if the aggregator has no guarantee for a whole cohort."""
         if self.aggregator is not None:
             self.aggregator.check(clients)
 

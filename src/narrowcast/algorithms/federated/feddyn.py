@@ -24,11 +24,11 @@ from narrowcast.algorithms.client.uploads import (
 )
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
-from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
+from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
 from narrowcast.platform.contracts import Task, Traits
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
-_H = PrefixedArrays(OPTIMIZER.name("h/"))
+_H = PrefixedArrays(SERVER_ONLY.name("h/"))
 
 
 class FedDyn(Averaging):

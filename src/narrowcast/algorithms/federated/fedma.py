@@ -143,9 +143,9 @@ class FedMA(LocalThenUpload):
     is averaged by class. The next pass starts from slices of the global model, each client's own units of it (FedMA
     with communication).
 
-    A client that misses a round of a pass, or whose upload is lost, sits out until the next. The global model is that
-    of the last complete pass, before the first one that of the seed. Layers and the places of units are sent as values
-    of the model's type; the last layer goes with the number of the client's examples of each class.
+    A client that misses a round of a pass, or whose upload is lost, is skipped until the next pass. The global model
+    is that of the last complete pass, before the first one that of the seed. Layers and the indices of units are sent
+    as values of the model's type; the last layer goes with the number of the client's examples of each class.
 
     Differs from the paper and its code: 1. networks have no batch norm, as theirs. 2. local steps are those of
     `training` in all rounds, shuffled anew; the code trains the last layer three times as long at a tenth of the rate

@@ -277,7 +277,7 @@ class FedMD(Algorithm, BaseModel):
         return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return the mean outputs of this round; the former ones if nobody delivered."""
+        """Return the mean outputs of this round; the previous ones if no client delivered."""
         del broadcast, task
         sums = TensorSum.of(total)
         if not sums.weight:

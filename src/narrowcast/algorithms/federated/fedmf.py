@@ -1,4 +1,4 @@
-"""FedMF: federated averaging of the whole item matrix Q [N, d].
+"""FedMF: federated averaging of the whole item matrix Q [N, d]. The kind `fedmf` is not Chai's secure protocol.
 
 Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020; McMahan et al., AISTATS
 2017. The baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748).
@@ -72,7 +72,7 @@ _CHANGED = "changed_rows"
 
 
 class FedMF(SizesDownloads, BaseModel):
-    """Federated matrix factorisation, in which each client trains and sends the rows of Q that it touches.
+    """Federated averaging of item factors: each client trains and sends the rows of Q that it touches.
 
     The server adds the mean change of each row.
 

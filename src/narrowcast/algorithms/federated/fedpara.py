@@ -112,7 +112,7 @@ class FedPara(Averaging):
 
     Clients train, send and receive the factors, and vectors whole; `gamma` chooses the inner rank.
 
-    Differs from the paper: 1. all weights with two or more dimensions have factors if these are fewer values; the
+    Differs from the paper: 1. all weights with two or more dimensions are factorised if that saves values; the
     paper names its layers by hand. 2. factors are drawn so that the product has the variance of the model's own
     initial weight; the released code draws each by He's rule. 3. weight decay is that of W and not of the factors.
     4. no tanh on the halves and no Jacobian correction: the paper calls them optional, Table 4, and its experiments on

@@ -132,8 +132,8 @@ class Adam(_Adaptive):
 SERVER_OPTIMIZERS = Registry(
     "server_optimizer", ServerOptimizer, {"momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}
 )
-OPTIMIZER = PrefixedArrays("optimizer/")
-"""The slots in a server state."""
+SERVER_ONLY = PrefixedArrays("optimizer/")
+"""What of a server's state stays on the server: slots of optimizers, and what a method remembers besides the model."""
 
 
 def initial_slots(optimizer: ServerOptimizer, model: Arrays) -> Arrays:
@@ -145,13 +145,13 @@ def optimizer_step(optimizer: ServerOptimizer, rate: float, model: Arrays, chang
     """Return the next model and slots; `server` has the slots now, `changes` the mean change of every tensor."""
     stepped, slots = {}, {}
     for name, values in model.items():
-        state = PrefixedArrays(OPTIMIZER.name(f"{name}/")).of(server)
+        state = PrefixedArrays(SERVER_ONLY.name(f"{name}/")).of(server)
         direction, slots[name] = optimizer.step(changes[name], state)
         stepped[name] = np.asarray(values + rate * direction, dtype=np.asarray(values).dtype)
     return {**stepped, **_named(slots)}
 
 
 def _named(slots: dict[str, Arrays]) -> Arrays:
-    return OPTIMIZER.add(
+    return SERVER_ONLY.add(
         {f"{tensor}/{slot}": values for tensor, arrays in slots.items() for slot, values in arrays.items()}
     )

@@ -493,5 +493,5 @@ class AdamW(_Moments):
 
     @property
     def gradient_decay(self) -> float:
-        """0: the decay is no part of the gradient."""
+        """0: the decay is not part of the gradient."""
         return 0.0

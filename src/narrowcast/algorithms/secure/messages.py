@@ -206,7 +206,7 @@ class Messages:
     def most_bits_at_rank(self) -> IntArray:
         """Return the bits of an update at rank 0, 1, ..., [max_rank + 1], for any components of that number.
 
-        Under masks, with the seeds that the client reveals if all components are at risk.
+        With masks this includes the seeds that are revealed when every group is at risk.
         """
         ranks = np.arange(self.layout.max_rank + 1)
         groups = self.layout.sent_groups(ranks, np.zeros_like(ranks), 0, 0)

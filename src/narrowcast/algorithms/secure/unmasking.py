@@ -243,7 +243,7 @@ class SumOpener:
         return self._policy.of(self._task, clients[order], self._round, budget_bits)
 
     def open_sum(self, results: list[ChunkResult]) -> list[ChunkResult]:
-        """Put the opened sum in the place of every chunk's; a sum of too few clients is not opened."""
+        """Replace the chunks' protected sums by the opened one; a sum of too few clients is not opened."""
         if not results:
             return results
         self._warn_of_clipping(results)
