@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.channel.joint import Choices, head_bits
+from narrowcast.algorithms.channel.joint import RankLevelGrid, head_bits
 from narrowcast.algorithms.client.sums import (
     SumLayout,
     add_up,

@@ -32,9 +32,9 @@ from narrowcast.algorithms.client.sums import (
     TENSORS,
     WEIGHT,
     Aggregation,
-    Group,
-    Part,
+    MaskGroup,
     RowSum,
+    SumBlock,
     SumLayout,
     TensorSum,
     largest_weight,
@@ -50,8 +50,8 @@ from narrowcast.algorithms.federated.downloads import (
     CodedChange,
     Download,
     SizesDownloads,
-    before_requests,
-    with_requests,
+    charge_requests,
+    reserve_request_header,
 )
 from narrowcast.algorithms.federated.fedavg import ServerLearningRate
 from narrowcast.algorithms.federated.shared_basis import (
@@ -142,7 +142,7 @@ class RowForm:
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train r_u components of A on each client with Q and B frozen, and send them."""
         algorithm = self.algorithm
-        cohort = RowCohort.draw(before_requests(algorithm.download, chunk), task)
+        cohort = RowCohort.draw(reserve_request_header(algorithm.download, chunk), task)
         ranks, levels = algorithm.choose_ranks(partial(self._sizes, cohort), cohort.chunk, task)
         components = draw_components(ranks, algorithm.rank, chunk.clients, task.seed, chunk.round_index)
         coding = row_coding(Codec(algorithm.codec), algorithm.rows, levels)
@@ -150,7 +150,7 @@ class RowForm:
         item_factors, basis = np.asarray(broadcast[ITEM_FACTORS]), np.asarray(broadcast[_BASIS])
         train = partial(cohort.train_components, item_factors, basis, components)
         result = train_and_send_rows(sending, cohort, components, train)
-        return with_requests(algorithm.download, cohort, result)
+        return charge_requests(algorithm.download, cohort, result)
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
         """Return None: rows are trained and summed by one program."""
@@ -183,14 +183,16 @@ class RowForm:
             return whole
         by_component = algorithm.aggregation == "per_component_mean"
         columns = [
-            Group((Part(ROWS, each, n_items),), (Part(WEIGHT, each, n_items),) if by_component else ())
-            for each in range(algorithm.rank)
+            MaskGroup(
+                (SumBlock(ROWS, component, n_items),), (SumBlock(WEIGHT, component, n_items),) if by_component else ()
+            )
+            for component in range(algorithm.rank)
         ]
-        shared = () if by_component else (Group((), whole.groups[0].counts),)
+        shared = () if by_component else (MaskGroup((), whole.groups[0].counts),)
 
         def groups_of_ranks(ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
-            own = draw_components(ranks, algorithm.rank, clients, seed, round_index)
-            return np.hstack([own.any(axis=1, keepdims=True)] * len(shared) + [own])
+            drawn = draw_components(ranks, algorithm.rank, clients, seed, round_index)
+            return np.hstack([drawn.any(axis=1, keepdims=True)] * len(shared) + [drawn])
 
         return replace(whole, groups=(*shared, *columns), max_rank=algorithm.rank, groups_of_ranks=groups_of_ranks)
 

@@ -43,8 +43,8 @@ class BatchSchedule:
 
 def epochs_of(chunk: Chunk, terms: LocalTerms, epochs: int) -> IntArray:
     """Return the epochs of each client [C]: those of the algorithm, else `epochs`, limited to those it has time for."""
-    own = np.full(len(chunk.clients), epochs) if terms.epochs is None else terms.epochs
-    return own if chunk.epochs is None else np.minimum(own, chunk.epochs)
+    wanted = np.full(len(chunk.clients), epochs) if terms.epochs is None else terms.epochs
+    return wanted if chunk.epochs is None else np.minimum(wanted, chunk.epochs)
 
 
 def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> BatchSchedule:
@@ -66,16 +66,21 @@ def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Wor
     samples = np.full((int(active.sum()), batch_size), n_samples, dtype=np.int64)
     owner = np.arange(len(counts)).repeat(counts)
     within = np.arange(n_samples) - (counts.cumsum() - counts)[owner]
-    batch, place_in_batch = np.divmod(within, batch_size)
+    batch, index_within_batch = np.divmod(within, batch_size)
     most = int(epochs.max(initial=0))
     fewest = int(epochs.min(initial=most))
     for epoch in range(most):
         trained, shuffled = owner, _shuffle_within(owner, uniform_bits(keys[owner], epoch * counts[owner] + within))
-        step, place = epoch * epoch_steps[owner] + batch, place_in_batch
+        step, index_in_batch = epoch * epoch_steps[owner] + batch, index_within_batch
         if epoch >= fewest:
             trains = epochs[owner] > epoch
-            step, place, shuffled, trained = step[trains], place[trains], shuffled[trains], owner[trains]
-        samples.ravel()[(step_starts[step] + trained) * batch_size + place] = shuffled
+            step, index_in_batch, shuffled, trained = (
+                step[trains],
+                index_in_batch[trains],
+                shuffled[trains],
+                owner[trains],
+            )
+        samples.ravel()[(step_starts[step] + trained) * batch_size + index_in_batch] = shuffled
     valid = samples < n_samples
     return BatchSchedule(
         order=order,
