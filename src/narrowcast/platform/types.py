@@ -163,7 +163,7 @@ class Chunk:
         """Return whether each client may send that many bits, [C]."""
         return np.ones(len(self.clients), dtype=bool) if self.budget_bits is None else bits <= self.budget_bits
 
-    def with_room_for(self, bits: int) -> Chunk:
+    def reserve_bits(self, bits: int) -> Chunk:
         """Return the chunk with `bits` subtracted from every budget, 0 at least."""
         if self.budget_bits is None:
             return self

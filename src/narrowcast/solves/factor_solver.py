@@ -194,8 +194,8 @@ class FactorSolver(Section):
                 stage = int(state["stage"]) + 1
                 new = self._grown(problem, new["left"], new["right"], new["residual"], int(state["seed"]), stage)
             return new, StepResult(norm / problem.observed.norm, "running" if np.isfinite(norm) else "diverged")
-        status, kept = progress(new, norm, problem.observed.norm)
-        return {**new, **kept}, StepResult(norm / problem.observed.norm, status)
+        status, record = progress(new, norm, problem.observed.norm)
+        return {**new, **record}, StepResult(norm / problem.observed.norm, status)
 
     def answer(self, state: Arrays) -> Arrays:
         """Return `left` [m, k] and `right` [n, k]."""

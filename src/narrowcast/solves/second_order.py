@@ -147,8 +147,8 @@ class MatrixIRLS(Section):
         rest = observed.residual(left, right)
         new = self._decomposed(observed, rest, left, right, state["block"], rank, smoothing, self.passes)
         norm = float(np.linalg.norm(observed.residual(new["u"] * new["s"], new["v"])))
-        status, kept = progress(state, norm, observed.norm)
-        return {**new, **kept}, StepResult(norm / observed.norm, status)
+        status, record = progress(state, norm, observed.norm)
+        return {**new, **record}, StepResult(norm / observed.norm, status)
 
     def answer(self, state: Arrays) -> Arrays:
         """Return `left` [m, r] and `right` [n, r] of the leading part of the iterate."""

@@ -103,7 +103,7 @@ def test_the_download_follows_from_its_bytes_and_the_public_seed_in_another_proc
 import sys
 import numpy as np
 from narrowcast.algorithms.federated.downloads import CodedDownload
-from narrowcast.laws.rehearsal import task_of
+from narrowcast.laws.small_tasks import task_of
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 model = MatrixFactorisation(embedding_dim=8)
 start = model.init_server(task_of(model).data, {task.seed})

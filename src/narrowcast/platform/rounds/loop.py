@@ -85,7 +85,9 @@ def _loop(
                 results = [_replaced(*both) for both in zip(results, repeated, strict=True)]
                 trained = time.perf_counter()
                 if secure is not None:
-                    results = [result if isinstance(result, RunFailed) else secure.after(result) for result in results]
+                    results = [
+                        result if isinstance(result, RunFailed) else secure.open_sum(result) for result in results
+                    ]
             closed = [
                 _close(live[index], opening, result, measure)
                 for index, opening, result in zip(active, opened, results, strict=True)
