@@ -291,18 +291,18 @@ def no_client_exceeds_its_budget(case: Trained) -> None:
 
 
 def a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state(case: Trained) -> None:
-    """Give nobody any bits."""
+    """Give no client any bits."""
     nothing = train_everyone(case.algorithm, case.task, budget_bits=np.zeros(N_CLIENTS, dtype=np.int64))
     after = stepped(case.algorithm, case.task, nothing)
     changed = [name for name in case.before if not np.array_equal(after[name], case.before[name])]
-    require(not changed, f"{', '.join(changed)} changed though nobody sent anything")
+    require(not changed, f"{', '.join(changed)} changed though no client sent anything")
     for name, values in nothing.state.items():
         if name.startswith(("codec/", "control/")):
             require(not values.any(), f"{name} changed though nothing was sent")
 
 
 def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: Trained) -> None:
-    """Lose all uploads of round 2, or give nobody any bits, and compare round 3 with that of a server without round 2.
+    """Lose all uploads of round 2, or give clients no bits, and compare round 3 with that of a server without round 2.
 
     What a server keeps of its broadcasts, for the sizes of later ones, may differ; what it sends and does may not.
     """
@@ -316,7 +316,7 @@ def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: Trained) -
         require(not result.ledger.delivered.any(), "an upload counts as delivered")
         after = algorithm.step(server, sent, algorithm.fold([result.partial]), task, 2)
         moved = _differing(algorithm.final(server), algorithm.final(after))
-        require(not moved, f"{moved} changed in round 2, in which nobody delivered")
+        require(not moved, f"{moved} changed in round 2, in which no client delivered")
         after_silence, before = (algorithm.broadcast(server_state, task, 3).arrays for server_state in (after, server))
         require(not (differing := _differing(before, after_silence)), f"{differing} of the next broadcast is another")
         total = algorithm.fold([algorithm.train(after_silence, ClientChunk(3, 0, clients, state), task).partial])

@@ -65,7 +65,7 @@ def updates_have_a_row_for_each_client_and_are_finite(case: Rehearsed) -> None:
     for name, values in columns.items():
         require(len(values) == N_CLIENTS, f"{name} has {len(values)} rows for {N_CLIENTS} clients")
         require(np.isfinite(values).all(), f"{name} is not finite")
-    require(any(values.any() for values in updates.changes.values()), "nobody learnt anything")
+    require(any(values.any() for values in updates.changes.values()), "no client learnt anything")
 
 
 def a_client_learns_the_same_in_any_company(case: Rehearsed) -> None:

@@ -230,7 +230,7 @@ class EntryCompletion(Section):
     seed: int | None = Field(None, ge=0, description="seed of the held-out entries; null: that of the run")
 
     def load(self) -> Completion:
-        """Return the problem; raise `UserError` if the file is none of these, or an entry cannot be used."""
+        """Return the problem; raise `UserError` if the file has another format, or an entry cannot be used."""
         path = located(self.path, "path", "problem")
         row, column, value = self._arrays(path)
         rows = self.rows or int(row.max(initial=0)) + 1
@@ -340,7 +340,7 @@ _WHITE = 255.0
 class ImageCompletion(Section):
     """A greyscale picture, values 0 to 1, of which a random share of the pixels is observed.
 
-    Pictures are scikit-learn's `china` and `flower`, 427 x 640, or a file of one's own, of 8 bits or the upper 8 of 16.
+    Pictures are scikit-learn's `china` and `flower`, 427 x 640, or your own file, of 8 bits or the upper 8 of 16.
     They have no exact low rank: `test.psnr` is over all pixels.
     """
 
@@ -348,7 +348,7 @@ class ImageCompletion(Section):
 
     kind: Literal["image_completion"] = "image_completion"
     picture: Literal["china", "flower"] = Field("china", description="picture that comes with scikit-learn")
-    path: Path | None = Field(None, description="image file of one's own; null: `picture`")
+    path: Path | None = Field(None, description="your own image file; null: `picture`")
     fraction: float = Field(0.3, gt=0, le=1, description="share of the pixels that is observed")
     seed: int | None = Field(None, ge=0, description="seed of the observed pixels; null: that of the run")
 

@@ -211,7 +211,7 @@ class InFaceFrankWolfe(Section):
         bound: float,
         radius: float,
     ) -> tuple[ThinSVD, FloatArray, int]:
-        """Return the matrix after a step, its fitted values, and the place of the step's kind in `steps`."""
+        """Return the matrix after a step, its fitted values, and the index of the step's kind in `steps`."""
         vertex = radius * observed.sampled(pair.left[:, None], pair.right[:, None])
         face = self._in_face(observed, svd, fitted, residual, vertex, pair, radius)
         if face is not None:

@@ -463,7 +463,7 @@ class SensorLocalisation(Section):
     radio_range: float = Field(0.35, gt=0, le=2, description="largest distance that is measured")
     noise: float = Field(0.05, ge=0, le=1, description="standard deviation of a distance's relative error")
     proof: Proof = Field("lanczos", description="proof of the bound, as of max_cut")
-    seed: int | None = Field(None, ge=0, description="seed of places and noise; null: that of the run")
+    seed: int | None = Field(None, ge=0, description="seed of positions and noise; null: that of the run")
 
     def load(self) -> Localisation:
         """Draw the network."""
@@ -486,6 +486,6 @@ class SensorDistances(Section):
     proof: Proof = Field("lanczos", description="proof of the bound, as of max_cut")
 
     def load(self) -> Localisation:
-        """Return the problem; raise `UserError` if the file is none."""
+        """Return the problem; raise `UserError` if the file is not a sensor network."""
         path = located(self.path, "path", "problem")
         return Localisation(path.name, str(path), read_network(path), self.proof)

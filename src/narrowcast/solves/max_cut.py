@@ -202,7 +202,7 @@ class _Relaxation(Section):
 
 
 class MaxCutFile(_Relaxation):
-    """MAXCUT on a graph of the collection Gset, or on a file of one's own in its format.
+    """MAXCUT on a graph of the collection Gset, or on your own file in its format.
 
     The file has a line `n m`, then a line `i j weight` for each edge; vertices are numbered from 1. All weights are 1
     if no line has one.

@@ -46,7 +46,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class SymmetricConstraints:
-    """The entries of m symmetric matrices of side n, as values at the p places that any of them has an entry at.
+    """The entries of m symmetric matrices of side n, as values at the p positions where any of them has an entry.
 
     Shapes: rows and columns [p], rows <= columns, sorted by row and column; values [m, p] in compressed rows, value
     (i, q) being the entry of A_i at (rows[q], columns[q]) and at its mirror image.
@@ -105,7 +105,7 @@ class SymmetricConstraints:
 
     @cached_property
     def _pattern(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Return indptr and indices of the places with their mirror images, and the place of each entry."""
+        """Return indptr and indices of the positions with their mirror images, and the index of each entry."""
         off = np.flatnonzero(self.rows != self.columns)
         rows = np.concatenate([self.rows, self.columns[off]])
         columns = np.concatenate([self.columns, self.rows[off]])
@@ -430,7 +430,7 @@ class SDPAFile(Section):
     )
 
     def load(self) -> SemidefiniteProgram:
-        """Return the program; raise `UserError` if the file is none."""
+        """Return the program; raise `UserError` if the file is not in SDPA format."""
         path = located(self.path, "path", "problem")
         with (
             readable(path, (OSError, UnicodeDecodeError, ValueError), _ADVICE),

@@ -41,7 +41,7 @@ def cut_values(indptr: Any, indices: Any, weights: Any, signs: Any) -> Any:
 def _turned(sums: Any, vectors: Any, i: int, momentum: float, old: Any) -> Any:
     """Set v_i to -(g / |g| + momentum v_i), normalised; return |g| and |g / |g| + v_i| of before.
 
-    `sums` is g [k], and `old` memory for the former v_i. A vertex whose g is zero keeps its vector.
+    `sums` is g [k], and `old` memory for the previous v_i. A vertex whose g is zero keeps its vector.
     """
     norm, product = 0.0, 0.0
     for c in range(vectors.shape[1]):

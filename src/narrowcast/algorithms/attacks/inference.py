@@ -132,7 +132,7 @@ def leading_direction(changes: list[FloatArray]) -> FloatArray:
 
 
 def _signed(values: FloatArray, positives: int) -> FloatArray:
-    """Return the rows' places along their leading direction [m], training items above."""
+    """Return the rows' coordinates along their leading direction [m], training items above."""
     along = values @ leading_direction([values])
     above = int((along > 0).sum())
     return along if abs(above - positives) <= abs(len(along) - above - positives) else -along

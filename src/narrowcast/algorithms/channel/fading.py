@@ -26,7 +26,7 @@ from narrowcast.algorithms.channel.links import (
     block_of,
     check_cohort,
     exponentials,
-    nobody_lost,
+    no_losses,
     normals,
     uniforms,
 )
@@ -111,7 +111,7 @@ class Rayleigh(GainEstimates):
         planned = self.planned_gain()
         uplink_snr = mean * (gain if planned is None else planned)
         planned_snr = self.planned(uplink_snr, seed, block, profiles.client)
-        lost = nobody_lost(profiles) if planned is None else gain < planned
+        lost = no_losses(profiles) if planned is None else gain < planned
         downlink_gain = exponentials(seed, "fading downlink", block, profiles.client)
         downlink_snr = mean * 10 ** (self.downlink_gain_decibel / 10) * downlink_gain
         downlink = self.bandwidth_hertz * np.log1p(downlink_snr) / np.log(2)
@@ -144,10 +144,10 @@ _ADVICE = "give the answer.safetensors of a localisation, or a CSV file with the
 
 
 class LocatedRayleigh(Rayleigh):
-    """`rayleigh` with the distances of given positions to a base station, in the place of drawn ones.
+    """`rayleigh` with the distances of given positions to a base station, instead of drawn ones.
 
     The file is the `answer.safetensors` of a localisation, whose `positions` [n, d] are used, or a CSV file with the
-    columns x and y, and z if there is one. Row c is the place of client c; more rows than clients are allowed. No
+    columns x and y, and z if there is one. Row c is the position of client c; more rows than clients are allowed. No
     client is nearer to the base station than `nearest`, and `farthest` has no effect. Raises `UserError` if the file
     is not a table of positions, or has fewer rows than the number of a client.
     """
@@ -248,7 +248,7 @@ class SingleUser(Section):
             np.full(len(profiles), self.dimension * np.log2(levels) / self.seconds)
             for levels in (self.uplink_levels, self.downlink_levels)
         )
-        return Links(uplink, downlink, nobody_lost(profiles), Independent(uplink))
+        return Links(uplink, downlink, no_losses(profiles), Independent(uplink))
 
 
 _HIGHEST_BITS_PER_HERTZ = 300.0
@@ -275,7 +275,7 @@ class MultipleAccess(GainEstimates):
             )
         snr = np.expm1(uplink / self.bandwidth_hertz * np.log(2))
         region = GaussianRegion(snr, self.bandwidth_hertz)
-        downlink, lost = profiles.downlink_bits_per_second, nobody_lost(profiles)
+        downlink, lost = profiles.downlink_bits_per_second, no_losses(profiles)
         if self.knows_gains:
             return Links(uplink, downlink, lost, region)
         planned = GaussianRegion(self.planned(snr, seed, round_index, profiles.client), self.bandwidth_hertz)
@@ -322,4 +322,4 @@ class RateTable(Section):
                 f"client {unknown[0]} is not in the K(S) table, which has the clients 0 to {len(region) - 1}"
             )
         cohort = region.take(profiles.client)
-        return Links(cohort.single_rates(), profiles.downlink_bits_per_second, nobody_lost(profiles), cohort)
+        return Links(cohort.single_rates(), profiles.downlink_bits_per_second, no_losses(profiles), cohort)

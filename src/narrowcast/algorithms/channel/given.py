@@ -16,7 +16,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from narrowcast.algorithms.channel.links import Links, block_of, check_cohort, nobody_lost, normals
+from narrowcast.algorithms.channel.links import Links, block_of, check_cohort, no_losses, normals
 from narrowcast.algorithms.channel.regions import Independent
 from narrowcast.platform.config.fields import ROUNDS
 from narrowcast.platform.config.files import Section
@@ -57,7 +57,7 @@ class Trace(Section):
             raise UserError(f"{self.path}: cannot be read as a CSV file: {error}") from error
         rows = np.stack([self._row(clients, int(client), round_index) for client in profiles.client])
         uplink, downlink = _MEGABIT * rows[:, 0], _MEGABIT * rows[:, 1]
-        return Links(uplink, downlink, nobody_lost(profiles), Independent(uplink))
+        return Links(uplink, downlink, no_losses(profiles), Independent(uplink))
 
     def _row(self, clients: dict[int, _Client], client: int, round_index: int) -> FloatArray:
         if client not in clients:
@@ -125,7 +125,7 @@ class Fixed(Section):
         del seed, round_index
         check_cohort(profiles)
         uplink = profiles.uplink_bits_per_second
-        return Links(uplink, profiles.downlink_bits_per_second, nobody_lost(profiles), Independent(uplink))
+        return Links(uplink, profiles.downlink_bits_per_second, no_losses(profiles), Independent(uplink))
 
 
 class LogNormalRates(Section):
@@ -148,4 +148,4 @@ class LogNormalRates(Section):
         up, down = (normals(seed, f"channel {way}", block, profiles.client) for way in ("uplink", "downlink"))
         uplink = profiles.uplink_bits_per_second * np.exp(self.uplink_sigma * up)
         downlink = profiles.downlink_bits_per_second * np.exp(self.downlink_sigma * down)
-        return Links(uplink, downlink, nobody_lost(profiles), Independent(uplink))
+        return Links(uplink, downlink, no_losses(profiles), Independent(uplink))

@@ -25,8 +25,8 @@ class Links:
     """The links of a round's cohort, all [C] in the order of its profiles.
 
     `uplink_bits_per_second` is a client's rate while the others are silent; `region` has the rates that are feasible
-    together, its users are places in the cohort. `lost` marks uploads lost to outage: their bits count, and they do not
-    enter the sum. Where gains are estimated, rates and `region` follow from the estimates, and `actual` is the region
+    together, its users are indices in the cohort. `lost` marks uploads lost to outage: their bits count, and they are
+    not in the sum. Where gains are estimated, rates and `region` follow from the estimates, and `actual` is the region
     of the gains themselves, which only the loss of uploads depends on; None: `region` is exact.
     """
 
@@ -73,7 +73,7 @@ def check_cohort(profiles: Profiles) -> None:
             raise UserError(f"client {client}: {direction} of {rate} bits per second; it must be finite and above 0")
 
 
-def nobody_lost(profiles: Profiles) -> BoolArray:
+def no_losses(profiles: Profiles) -> BoolArray:
     """Return a mask without outages, [C]."""
     return np.zeros(len(profiles), dtype=bool)
 

@@ -1,7 +1,7 @@
 """Rate regions: the rates that the clients of a round can have together, as polymatroids in bits per second.
 
 A region is {r >= 0 : the sum of r over S is at most R(S), for every set S of users}, with R monotone, submodular and 0
-for the empty set (Cover and Thomas, chapter 15; Tse and Hanly, IEEE IT 44(7), 1998). Users are places in a cohort.
+for the empty set (Cover and Thomas, chapter 15; Tse and Hanly, IEEE IT 44(7), 1998). Users are indices in a cohort.
 
 Rate regions given as a table with a capacity for every set of users.
 

@@ -17,7 +17,7 @@ from narrowcast.algorithms.channel.links import (
     block_of,
     check_cohort,
     exponentials,
-    nobody_lost,
+    no_losses,
     uniforms,
 )
 from narrowcast.algorithms.channel.regions import InterferenceRegion
@@ -144,7 +144,7 @@ class TwoBands(Section):
         bands = split_cohort(lost_rates(gains), self.split, seed, self.tries, block)
         region = InterferenceRegion(gains, bands, self.bandwidth_hertz / 2)
         alone = self.bandwidth_hertz / 2 * np.log1p(np.diag(gains)) / np.log(2)
-        return Links(alone, profiles.downlink_bits_per_second, nobody_lost(profiles), region)
+        return Links(alone, profiles.downlink_bits_per_second, no_losses(profiles), region)
 
     def gains(self, profiles: Profiles, seed: int, round_index: int) -> FloatArray:
         """Return the power over noise of client j at the access point of client i, [C, C]."""

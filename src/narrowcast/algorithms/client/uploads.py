@@ -108,7 +108,7 @@ class Coding(Generic[Update, Received]):
 
 
 class UpdateView(Protocol[Taken_co, Put_contra]):
-    """The updates of a chunk's clients, taken and put back one client at a time; places are those of the chunk."""
+    """The updates of a chunk's clients, taken and put back one client at a time; `index` is that in the chunk."""
 
     @property
     def finite(self) -> BoolArray:
@@ -206,8 +206,8 @@ def chunk_result(
     """Return a chunk's partial sum, its clients' new states and its ledger.
 
     `state` [C, ...] is what the algorithm adds to the clients' states. A client keeps what it learnt for itself even if
-    its update is not sent or is lost, and its former state if its training left the finite numbers. The ledger has rank
-    0 for clients that sent nothing.
+    its update is not sent or is lost, and its previous state if its training left the finite numbers. The ledger has
+    rank 0 for clients that sent nothing.
     """
     learnt = {name: where_client(uploads.finite, values, chunk.state[name]) for name, values in updates.state.items()}
     sent = uploads.bits > 0

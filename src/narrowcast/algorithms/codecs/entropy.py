@@ -26,7 +26,7 @@ from narrowcast.platform.compiled import compiled, read_only
 from narrowcast.platform.types import FloatArray, IntArray, PayloadError
 
 _PRECISION = 24
-_TABLE_BITS = 12  # a table of 4,096 places pays off for streams of about as many symbols
+_TABLE_BITS = 12  # a table of 4,096 entries pays off for streams of about as many symbols
 _LONG_STREAM = 1024
 _WHOLE = np.uint64(1 << _PRECISION)
 _24, _32, _40 = np.uint64(_PRECISION), np.uint64(32), np.uint64(64 - _PRECISION)

@@ -1,10 +1,10 @@
-"""Sparsification: Top-K, random places, error feedback, and rows that are not zero.
+"""Sparsification: Top-K, random indices, error feedback, and rows that are not zero.
 
 Top-K: the values of largest magnitude over all tensors, and their indices.
 
 Reference: Aji and Heafield, EMNLP 2017; a baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748).
 
-Random sparsification: values at places that both sides draw from the key, so that no index is sent.
+Random sparsification: values at indices that both sides draw from the key, so that no index is sent.
 
 Reference: Konecny et al., arXiv:1610.05492, section 3 (subsampling); Wangni et al., NeurIPS 2018 (arXiv:1710.09854);
 Stich et al., NeurIPS 2018 (arXiv:1809.07599), rand-k. With `eden` after it: Vargaftik et al., EDEN, ICML 2022
@@ -113,9 +113,9 @@ DRAWN = "drawn"
 
 
 class RandomK(Transform):
-    """Keep ceil(fraction n) of all n values of an update, at places drawn from the key, each set equally likely.
+    """Keep ceil(fraction n) of all n values of an update, at indices drawn from the key, each set equally likely.
 
-    The rest of the chain gets `drawn` [k], in the order of their places. `scale: unbiased` multiplies them by n / k,
+    The rest of the chain gets `drawn` [k], in the order of their indices. `scale: unbiased` multiplies them by n / k,
     whose mean is the update and whose relative squared error is n / k - 1, for any update; after it a quantiser of
     relative squared error v, unbiased, has (1 + v) n / k - 1. `kept` leaves them as they are, relative squared error
     1 - k / n, for sums of few clients or with error feedback.
@@ -135,13 +135,13 @@ class RandomK(Transform):
         return {DRAWN: (share_of(self.fraction, n_values(shapes)),)}
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """Return the bytes of the rest of the chain; the places add none."""
+        """Return the bytes of the rest of the chain; the indices add none."""
         values = flatten(tensors)
         size = share_of(self.fraction, len(values))
         return rest.write({DRAWN: values[_random_indices(len(values), size, key)]}, key, state)
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """Return the kept values, scaled, at their places, and zeros elsewhere."""
+        """Return the kept values, scaled, at their indices, and zeros elsewhere."""
         drawn = rest.read(reader, self.inner_shapes(shapes), key)[DRAWN]
         values = np.zeros(n_values(shapes), dtype=rest.dtype)
         scale = len(values) / len(drawn) if self.scale == "unbiased" and len(drawn) else 1.0

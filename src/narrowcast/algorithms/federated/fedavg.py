@@ -133,7 +133,7 @@ class Averaging(SizesDownloads, WholeModel):
 
     With a `server_optimizer` that mean is its pseudo-gradient: FedAvgM, FedAdam, FedYogi and FedAdagrad are fields of
     these algorithms. Subclasses change the local steps (`terms`) or the parameters that are averaged (`parameters`).
-    With an `aggregator` its aggregate takes the place of the weighted mean. A round in which nobody delivers leaves x
+    With an `aggregator` its aggregate replaces the weighted mean. A round in which no client delivers leaves x
     and the optimizer as they are.
 
     A subclass with another server step overrides `moved`, or `mean_change`, and keeps what it remembers in `init` and
@@ -207,7 +207,7 @@ class Averaging(SizesDownloads, WholeModel):
     def mean_change(self, total: Arrays, round_index: int) -> Arrays | None:
         """Return the weighted mean, or the aggregate, of the clients' changes.
 
-        It is None if nobody delivered, or too few for the aggregator.
+        It is None if no client delivered, or too few for the aggregator.
         """
         if self.aggregator is None:
             sums = TensorSum.of(total)

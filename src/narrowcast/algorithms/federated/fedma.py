@@ -138,8 +138,8 @@ class FedMA(LocalThenUpload):
     """A pass has a round for each layer, and at its end the global model is a new one, mostly wider than the clients'.
 
     In the first round of a pass clients train all layers and send the first. The server matches its units and sends
-    each client the global layer and the places of its own units in it. In each further round clients put the inputs of
-    the next layer into these places, train it and those above while all below are frozen, and send it. The last layer
+    each client the global layer and the indices of its own units in it. In each further round clients put the inputs of
+    the next layer at these indices, train it and those above while all below are frozen, and send it. The last layer
     is averaged by class. The next pass starts from slices of the global model, each client's own units of it (FedMA
     with communication).
 
@@ -173,7 +173,7 @@ class FedMA(LocalThenUpload):
 
     @property
     def traits(self) -> Traits:
-        """Each client is sent the places of its own units; the global model has units that not all clients have."""
+        """Each client is sent the indices of its own units; the global model has units that not all clients have."""
         return replace(super().traits, downloads="slices", grows=True)
 
     def check(self, task: Task) -> None:
@@ -236,7 +236,7 @@ class FedMA(LocalThenUpload):
 
         In the first round of a pass it is the client's slice of the model, or its last layer for those that have all
         others; then the layer matched last, or all of them for a client that was not in the round before, and the
-        places of the client's units; a header alone for clients that sit out.
+        indices of the client's units; a header alone for clients that are skipped.
         """
         del broadcast
         progress, clients = MatchingState.of(server, self._hidden(task)), recipients.clients
@@ -273,7 +273,7 @@ class FedMA(LocalThenUpload):
         return {name: values[order] for name, values in joined.items()}
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Match the layer, or average the last one; the layer is asked for again if nobody delivered it."""
+        """Match the layer, or average the last one; the layer is asked for again if no client delivered it."""
         del broadcast
         clients, examples, progress = total[CLIENTS], total[EXAMPLES], MatchingState.of(server, self._hidden(task))
         if not len(clients):

@@ -98,7 +98,7 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
         return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return the projection of the moved W onto its set; W as it is if nobody sent."""
+        """Return the projection of the moved W onto its set; W as it is if no client sent."""
         del round_index
         model, sums = model_of(server), TensorSum.of(total)
         held = self.kept_download(model, server, broadcast)

@@ -60,13 +60,13 @@ class ClientNetworks:
         )
 
     def parts(self, assigned: IntArray) -> Iterator[tuple[Any, IntArray]]:
-        """Yield each network that clients have and their places; `assigned` [C] has the place of each one's network."""
+        """Yield each network and the indices of its clients; `assigned` [C] has the index of each client's network."""
         for index, network in enumerate(self.networks):
             if len(positions := np.flatnonzero(assigned == index)):
                 yield network, positions
 
     def affordable(self, speeds: FloatArray, model: NeuralNetwork) -> IntArray:
-        """Return the place of the dearest network whose work is at most each client's speed, [C]."""
+        """Return the index of the dearest network whose work is at most each client's speed, [C]."""
         return affordable_widths(self.work(model), speeds)
 
     def work(self, model: NeuralNetwork) -> FloatArray:
@@ -377,7 +377,7 @@ class FedMD(Algorithm, BaseModel):
         return ClientNetworks.of(self.models, task)
 
     def _assigned(self, task: Task, clients: IntArray) -> IntArray:
-        """Return the place of each client's network in `models`, [C]."""
+        """Return the index of each client's network in `models`, [C]."""
         networks = self._networks(task)
         if self.assignment == "turns":
             return clients % len(networks.networks)

@@ -152,7 +152,7 @@ class FedMF(SizesDownloads, BaseModel):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return Q plus the mean change, or plus its decoded downlink coding, at the server's learning rate.
 
-        If nobody delivered, Q stays: what the downlink's error feedback remembers waits for the next change.
+        If no client delivered, Q stays: what the downlink's error feedback remembers waits for the next change.
         """
         del task, round_index
         rows = RowSum.of(total)

@@ -60,7 +60,7 @@ class FedNova(Proximal):
             )
 
     def mean_change(self, total: Arrays, round_index: int) -> Arrays | None:
-        """Return the mean normalised change times the mean number of steps; None if nobody delivered."""
+        """Return the mean normalised change times the mean number of steps; None if no client delivered."""
         if (means := super().mean_change(total, round_index)) is None:
             return None
         steps = float(total[_STEPS]) / float(total[WEIGHT])

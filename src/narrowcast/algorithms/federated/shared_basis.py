@@ -161,7 +161,7 @@ class ChannelRank(Section):
 
     With a quantiser in the codec rank and levels are chosen together (`channel.joint`); otherwise the rank is the
     highest that fits uncoded, or with all that `secure` adds. A client that cannot afford rank 1 sends nothing, and
-    the ledger records rank 0. If the radio limits nobody, all clients take r_g.
+    the ledger records rank 0. If the radio limits no client, all clients take r_g.
     """
 
     kind: Literal["channel"] = "channel"

@@ -137,7 +137,7 @@ class Submodel(Algorithm, BaseModel):
     """Clients train slices of the hidden units, and each entry moves by the mean of those that sent it.
 
     x += server_learning_rate * sum w_u (y_u - x) / sum w_u, entry by entry, over the clients whose slice has the entry
-    and that delivered. Entries that nobody sent keep their value. A client downloads, trains and uploads its slice
+    and that delivered. Entries that no client sent keep their value. A client downloads, trains and uploads its slice
     alone, whose units follow from the public seed and the model, and the clock counts its share of the multiplications.
 
     `slices`: `prefix` has the first units of every layer (HeteroFL), `rolling` a window that moves on by one unit in
@@ -360,7 +360,7 @@ class Submodel(Algorithm, BaseModel):
         return relative_work(cast(Any, task.model), self.widths, task.data, self.sliced_layers)
 
     def _widths(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray:
-        """Return the place of each client's width in `widths`, [C]."""
+        """Return the index of each client's width in `widths`, [C]."""
         if self.assignment == "turns":
             return clients % len(self.widths)
         if self.assignment == "draw":

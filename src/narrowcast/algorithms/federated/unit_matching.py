@@ -113,7 +113,7 @@ class _Growing:
         self.units[client] = units
 
     def remove(self, client: int, rows: FloatArray) -> None:
-        """Take a client's units out, and global units that nobody else has."""
+        """Take a client's units out, and global units that no other client has."""
         units = self.units.pop(client)
         self.sums[units] -= rows
         self.owners[units] -= 1
@@ -206,7 +206,7 @@ class LayerRows:
     def recurrent_means(
         self, clients: Sequence[Arrays], units: Sequence[IntArray], owners: IntArray, divisor: RecurrentMean
     ) -> dict[str, NDArray[Any]]:
-        """Return the mean of the weights between units, each client's at its units' places among the global ones.
+        """Return the mean of the weights between units, each client's at its units' indices among the global ones.
 
         `owners` [G] are the clients that have each global unit. Their sum of what a unit reads is divided by them, with
         zeros where one of them lacks the unit that is read, as a unit's row is: so a unit that clients have in several
@@ -329,7 +329,7 @@ def joined_head(
 ) -> dict[str, NDArray[Any]]:
     """Return the mean of the last layer by `examples` [C], or for each output by `classes` [C, outputs].
 
-    A class of which nobody has examples has their mean by `examples`.
+    A class of which no client has examples has their mean by `examples`.
     """
     if classes is None:
         return weighted_mean(clients, examples, names)

@@ -53,7 +53,7 @@ def drawn_widths(n_widths: int, clients: IntArray, seed: int, round_index: int) 
 
 
 def affordable_widths(costs: FloatArray, budgets: FloatArray) -> IntArray:
-    """Return the place of the dearest width within each client's budget, [C]; of the cheapest one if none is.
+    """Return the index of the dearest width within each client's budget, [C]; of the cheapest one if none is.
 
     Shapes: costs [widths]; budgets [C], in the same unit.
     """
@@ -135,7 +135,7 @@ class UnitSlices:
     def of_clients(
         self, clients: IntArray, width_of: Callable[[IntArray], IntArray], model: Arrays, seed: int, round_index: int
     ) -> list[Units]:
-        """Return the units of each client's slice in this round; `width_of` maps clients to places in `widths`."""
+        """Return the units of each client's slice in this round; `width_of` maps clients to indices in `widths`."""
         if self.kind in ("disjoint", "stratified"):
             return self._arcs(clients, width_of, model, seed, round_index)
         widths = width_of(clients).tolist()

@@ -25,7 +25,7 @@ class BatchSchedule:
     Clients are in descending order of steps, so that the clients still training at a step are the first `active[step]`.
 
     Shapes:
-        order: [C] places in the chunk, in training order; all other client axes follow it.
+        order: [C] indices in the chunk, in training order; all other client axes follow it.
         active: [T] clients that train at each step; step t holds batches `active[:t].sum()` onwards.
         samples: [B, batch_size] place in the clients' concatenated samples; the total number of samples is padding.
         valid: [B, batch_size], False for padding; sizes: [B] samples of each batch.
@@ -50,7 +50,7 @@ def epochs_of(chunk: Chunk, terms: LocalTerms, epochs: int) -> IntArray:
 def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> BatchSchedule:
     """Cut every epoch of every client into batches, in an order drawn from the client's key.
 
-    The last batch of an epoch may be smaller. Shapes: counts, epochs, keys [C]. Raise `MemoryError` if the places
+    The last batch of an epoch may be smaller. Shapes: counts, epochs, keys [C]. Raise `MemoryError` if the indices
     of all samples do not fit.
     """
     epoch_steps = -(-counts // batch_size)
@@ -94,6 +94,6 @@ def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Wor
 
 
 def _shuffle_within(owner: IntArray, bits: Words) -> IntArray:
-    """Return the places sorted by random bits inside each owner; either order of a tie is equally likely."""
+    """Return the indices sorted by random bits inside each owner; either order of a tie is equally likely."""
     owner_bits = max(1, int(owner.max(initial=0)).bit_length())
     return np.argsort((owner.astype(np.uint64) << np.uint64(64 - owner_bits)) | (bits >> np.uint64(owner_bits)))

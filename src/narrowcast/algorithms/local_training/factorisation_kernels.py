@@ -137,7 +137,7 @@ def distinct_rows(
 ) -> int:
     """Collect the distinct rows of a batch with their labels and multiplicities; return the number of distinct rows.
 
-    Shapes: batch [n] words with the place of a sample in the bits of `mask`; rows, labels [n + 1]; copies [rows of the
+    Shapes: batch [n] words with the index of a sample in the bits of `mask`; rows, labels [n + 1]; copies [rows of the
     client], zero before.
     """
     n_distinct = 0

@@ -296,7 +296,7 @@ def _draw_clients(
     n_rows: IntArray,
     order: IntArray,
 ) -> None:
-    """Draw the samples of the clients at these places of the chunk and number the rows that they touch."""
+    """Draw the samples of the clients at these indices of the chunk and number the rows that they touch."""
     n_items = len(anyone_trains)
     allowed, touched = np.empty(n_items, dtype=np.bool_), np.empty(n_items, dtype=np.bool_)
     choices, row_of = np.empty(n_items + 1, dtype=np.uint32), np.empty(n_items, dtype=np.uint32)
@@ -340,9 +340,9 @@ def _draw_clients(
 
 @compiled(inline=True)
 def shuffle(key: np.uint64, epoch: int, n_samples: int, words: Words, shuffled: Words, heads: Places) -> np.uint64:
-    """Sort the places 0..n-1 by the random bits of an epoch into the low bits of `shuffled`; return their mask.
+    """Sort the indices 0..n-1 by the random bits of an epoch into the low bits of `shuffled`; return their mask.
 
-    The lowest bits of each word hold the place; words that agree in all other bits keep the order of places. Random
+    The lowest bits of each word hold the index; words that agree in all other bits keep the order of indices. Random
     bits fall evenly into as many buckets as there are words, so that few remain to be sorted inside a bucket.
 
     Shapes: words, shuffled [n]; heads [2 n + 2], scratch like `words`.

@@ -103,7 +103,7 @@ def train_by_rule(
 def step_batches(
     loader: Loader, schedule: BatchSchedule, draws: ForwardDraws, *, batched: bool
 ) -> Iterator[tuple[int, slice, slice, StepBatch]]:
-    """Yield the step, the clients, the places among all batches, and the batch, of all clients or one after another.
+    """Yield the step, the clients, the indices among all batches, and the batch, of all clients or one after another.
 
     `draws` are seeded for each step of one client; several gradients of a step draw one after the other.
     """

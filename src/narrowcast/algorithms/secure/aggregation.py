@@ -333,7 +333,7 @@ class SecureAggregation(Algorithm):
         )
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Return the round's sum, which has been opened and takes the place of every chunk's."""
+        """Return the round's sum, which has been opened and replaces every chunk's."""
         return partials[0]
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:

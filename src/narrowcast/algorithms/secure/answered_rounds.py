@@ -70,7 +70,7 @@ class AnsweredRounds:
                 raise UserError(_unusable(path, error)) from error
 
     def survivors(self, round_index: int) -> frozenset[int]:
-        """Return the clients over which the sum of a round was opened, or may have been; nobody if it was not."""
+        """Return the clients over which the sum of a round was opened, or may have been; none if it was not."""
         return self._round(round_index).survivors
 
     def accepted(self, round_index: int) -> Mapping[int, Accepted]:

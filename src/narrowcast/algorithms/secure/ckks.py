@@ -185,7 +185,7 @@ def _blob(serialised: bytes) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """The places of a group's values and counts: several values a slot, and counts in the bits above them.
+    """The positions of a group's values and counts: several values a slot, and counts in the bits above them.
 
     If the counts do not fit above the values, they take slots of their own after those of the values.
     """

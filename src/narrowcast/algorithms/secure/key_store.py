@@ -104,7 +104,7 @@ class KeyStore:
 
         With masks the participants are told the `groups` [n, groups] that each of them sends, and agree on keys.
         `stops` [n] is the step (`Step`) from which each does not answer. The answer then also has `present`
-        [m], the clients that shared their keys, and what these advertised, `keys` [m, 96]; nobody if they are too few.
+        [m], the clients that shared their keys, and what these advertised, `keys` [m, 96]; none if they are too few.
         `survivors` are the clients whose sum was opened if the round is repeated after a crash, and is empty otherwise.
         """
         if round_index < self._begun:

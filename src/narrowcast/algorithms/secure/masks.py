@@ -52,7 +52,7 @@ class OpenableGroups:
         return np.asarray(self.sends[arrived].sum(axis=0) >= self.least_senders)
 
     def risky(self, client: int) -> list[int]:
-        """Return the places of the groups at risk that a client sends."""
+        """Return the indices of the groups at risk that a client sends."""
         return self._risky[client]
 
     def fully_opened(self, opened: BoolArray) -> set[int]:
@@ -93,7 +93,7 @@ class OwnSeeds:
 
     @classmethod
     def of(cls, root: bytes, risky: Sequence[int]) -> OwnSeeds:
-        """Derive the seeds from the client's secret; `risky` are the places of the groups at risk that it sends."""
+        """Derive the seeds from the client's secret; `risky` are the indices of the groups at risk that it sends."""
         return cls(shared_seed(root), {group: derive_key(root, b"own mask of a group", group) for group in risky})
 
 

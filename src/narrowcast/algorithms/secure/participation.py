@@ -71,7 +71,7 @@ class ParticipationPolicy:
 
     Under the policies `bandwidth` and `channel` a client's rank is the highest that fits, and a client that cannot
     afford rank 1 does not take part. Under `uniform`, a client that cannot afford its drawn rank does not take part.
-    Neither does a client without examples. If so few remain that their sum would not be opened, nobody takes part.
+    Neither does a client without examples. If so few remain that their sum would not be opened, no client takes part.
 
     A client's bits have to suffice for the case that all groups are at risk, since which are follows from the ranks.
     """
