@@ -10,7 +10,8 @@ import pytest
 
 from narrowcast.catalog import DATA, MODEL_DEFAULTS
 from narrowcast.experiment import Experiment, build_experiment, load_experiment, packaged_experiments
-from narrowcast.platform.config.files import flatten, read_yaml, write_yaml
+from narrowcast.platform.config.files import flatten
+from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.platform.errors import UserError
 
 NAMES = [

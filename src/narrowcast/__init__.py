@@ -19,7 +19,6 @@ from narrowcast._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from narrowcast.api import (
-        ClusterJob,
         Namespace,
         benchmark,
         compare,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         submit,
         tune,
     )
+    from narrowcast.cluster.job import ClusterJob
     from narrowcast.experiment import Experiment
     from narrowcast.platform.errors import RunFailed, UserError
     from narrowcast.runs.comparison import Comparison
@@ -111,7 +111,7 @@ _HOMES = {
     "SolveResult": "narrowcast.runs.solve_result",
     "Result": "narrowcast.runs.result",
     "Comparison": "narrowcast.runs.comparison",
-    "ClusterJob": "narrowcast.api",
+    "ClusterJob": "narrowcast.cluster.job",
     "UserError": "narrowcast.platform.errors",
     "RunFailed": "narrowcast.platform.errors",
 }

@@ -1,4 +1,4 @@
-"""The public API: the functions of `nc`, the classes by their names, and the job of a cluster.
+"""The public API: the functions of `nc`, and the classes by their names.
 
 The functions of the public API: run, solve, tune, benchmark, compare, site, submit, load_run, rounds and iterations.
 
@@ -6,33 +6,29 @@ They raise `UserError` for bad input and `RunFailed` for a run that could not be
 from a script, a notebook, a thread, or a coroutine (`await asyncio.to_thread(nc.run, ...)` keeps its loop responsive).
 
 The classes that experiments are made of, by their names: `nc.data.Digits`, `nc.models.MLP`, `nc.codecs.Quantise`.
-
-A job of a Ray cluster, as `nc.submit` returns it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.resources import check_address_of
 from narrowcast.packaged import read_benchmark, read_experiment, read_study
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.fields import check_name
-from narrowcast.platform.config.files import suggest, write_yaml
+from narrowcast.platform.config.files import suggest
 from narrowcast.platform.config.kinds import plain_values
 from narrowcast.platform.config.plugins import check_installed
 from narrowcast.platform.config.run_fields import Identified
+from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError, shown
 from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.folder import CONFIG, RESULT, find_run, find_runs
@@ -41,7 +37,7 @@ from narrowcast.runs.solve_result import load_any
 
 if TYPE_CHECKING:
     from narrowcast.benchmarking.result import BenchmarkResult
-    from narrowcast.cluster.ray_jobs import RayJob, RayJobs
+    from narrowcast.cluster.job import ClusterJob
     from narrowcast.experiment import Experiment
     from narrowcast.platform.rounds.outcome import Outcome
     from narrowcast.platform.solving import Iteration
@@ -119,9 +115,6 @@ def __getattr__(name: str) -> Namespace:
     return Namespace(name)
 
 
-_POLL_SECONDS = 1.0
-
-
 def check_source(source: str, overrides: Sequence[str]) -> None:
     """Raise `UserError` if there is nothing of this name to submit, or a study that would be refused on the cluster.
 
@@ -140,52 +133,6 @@ def check_source(source: str, overrides: Sequence[str]) -> None:
         file = load_study(source, overrides)
         file.build({})  # raises for the experiment of its trials
         file.settings.check_names(file.subject.section, file.subject.costs)
-
-
-@dataclass(frozen=True)
-class ClusterJob:
-    """A submitted run or study, by its name; a failed one that is submitted again keeps its name."""
-
-    name: str
-    dashboard: Dashboard
-
-    def status(self) -> str:
-        """Return PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED, of the last attempt."""
-        queue, job = self._latest()
-        return queue.now(job).status
-
-    def logs(self) -> str:
-        """Return the log of the last attempt."""
-        queue, job = self._latest()
-        return queue.log(job)
-
-    def wait(self, timeout_seconds: float | None = None) -> str:
-        """Wait until the job is over and return its status.
-
-        Raise `RunFailed` if it failed or was stopped, `TimeoutError` if it still runs after `timeout_seconds`.
-        """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        queue, job = self._latest()
-        while not (job := queue.now(job)).over:
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} is {job.status} after {timeout_seconds:g} s")
-            time.sleep(_POLL_SECONDS)
-        if job.status != "SUCCEEDED":
-            raise RunFailed(f"{job.submission_id} is {job.status}: {job.message}; see logs()")
-        return job.status
-
-    def stop(self) -> str:
-        """Stop the job after a checkpoint, from which submitting it again resumes, and return its status."""
-        queue, job = self._latest()
-        return job.status if job.over else queue.stop(job).status
-
-    def _latest(self) -> tuple[RayJobs, RayJob]:
-        from narrowcast.cluster.ray_jobs import RayJobs
-
-        queue = RayJobs(self.dashboard)
-        if (job := queue.latest(self.name)) is None:
-            raise UserError(f"no job {self.name} at {self.dashboard.address}")
-        return queue, job
 
 
 if TYPE_CHECKING:
@@ -525,6 +472,7 @@ def submit(
     """
     check_installed("ray", "submit")
     from narrowcast.cluster.dashboard import reach
+    from narrowcast.cluster.job import ClusterJob
     from narrowcast.runs import submission
     from narrowcast.runs.submission import check_capacity
 

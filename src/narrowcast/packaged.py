@@ -9,8 +9,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.config.files import apply_overrides, command, not_a_mapping, read_limited, read_yaml, suggest
+from narrowcast.platform.config.files import apply_overrides, command, not_a_mapping, suggest
 from narrowcast.platform.config.kinds import plain_values
+from narrowcast.platform.config.yaml import read_limited, read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.units import counted
 

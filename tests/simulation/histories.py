@@ -38,7 +38,7 @@ from workloads import SOURCES, WORKLOADS, experiment_of
 
 from narrowcast import packaged
 from narrowcast.catalog import DATA
-from narrowcast.platform.config.files import read_yaml, write_yaml
+from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.storage.disk import use_disk
 from narrowcast.platform.storage.host import use_clock

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from command_line import Said, assert_refused, narrowcast
-from narrowcast.platform.config.files import read_yaml, write_yaml
 from narrowcast.platform.config.trust import is_looking, is_trusted, looking, trust_folder, trusted_folders
+from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.runs.verification import verify
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 import narrowcast
 from narrowcast.cli.main import cli
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.config.files import read_yaml
+from narrowcast.platform.config.yaml import read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.reference.file_schemas import benchmark_schema, experiment_schema, solve_schema, study_schema
 from narrowcast.reference.reference_pages import in_yaml, prose, reference_pages

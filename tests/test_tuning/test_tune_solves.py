@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 import narrowcast as nc
-from narrowcast.platform.config.files import read_yaml
+from narrowcast.platform.config.yaml import read_yaml
 from narrowcast.platform.data.rating_matrix import ExplicitRatings
 from narrowcast.solves.completion_problems import RatingCompletion
 from narrowcast.tuning.result import is_logarithmic, knee

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from narrowcast.platform.config.files import read_yaml, validate
+from narrowcast.platform.config.files import validate
+from narrowcast.platform.config.yaml import read_yaml
 from narrowcast.studies.queue import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import Results, RunSpec

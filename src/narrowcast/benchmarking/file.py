@@ -31,13 +31,12 @@ from narrowcast.platform.config.files import (
     flatten,
     not_a_mapping,
     plugin_folders,
-    read_yaml,
     set_value,
     suggest,
     validate,
-    write_yaml,
 )
 from narrowcast.platform.config.redaction import redact_values
+from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.disk import disk, make_folders, remove_tree, write_atomically
 from narrowcast.platform.storage.journal import locked

@@ -14,8 +14,8 @@ from rich.table import Table
 from ruamel.yaml import YAML
 
 from narrowcast.cli.shared import FOLDER, TRUST, console, experiments
-from narrowcast.platform.config.files import read_limited
 from narrowcast.platform.config.trust import looking
+from narrowcast.platform.config.yaml import read_limited
 from narrowcast.platform.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -224,7 +224,8 @@ def manifest(kind: str, overrides: tuple[str, ...], source: Path | None) -> None
     """  # noqa: D301 - click wants the character
     from narrowcast.cluster.deployment.description import Deployment
     from narrowcast.cluster.deployment.manifests import dockerfile, ray_cluster
-    from narrowcast.platform.config.files import Defaults, apply_overrides, read_yaml, validate
+    from narrowcast.platform.config.files import Defaults, apply_overrides, validate
+    from narrowcast.platform.config.yaml import read_yaml
 
     given = {} if source is None else read_yaml(_read(source), str(source))
     values = {**Deployment().model_dump(mode="json"), **given} if isinstance(given, Mapping) else given

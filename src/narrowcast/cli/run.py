@@ -207,7 +207,7 @@ def show(experiment: str | None, overrides: tuple[str, ...], *, trust: bool) -> 
         print_summaries("experiment", {name: known[name] for name in matching})
         return
     assert experiment is not None
-    from narrowcast.platform.config.files import write_yaml
+    from narrowcast.platform.config.yaml import write_yaml
     from narrowcast.solve_run import load_solve
 
     if (benchmark := read_benchmark(experiment, overrides)) is not None:

@@ -159,7 +159,7 @@ def _holdout_table(result: StudyResult, judged: Sequence[str]) -> TextTable:
 
 
 def _print_estimate(file: StudyFile) -> None:
-    from narrowcast.platform.config.files import write_yaml
+    from narrowcast.platform.config.yaml import write_yaml
     from narrowcast.platform.tracking.units import counted, format_seconds
     from narrowcast.tuning.display import estimate
     from narrowcast.tuning.study import check_study

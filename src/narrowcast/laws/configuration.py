@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ValidationError, create_model
 
 from narrowcast.laws.law import require
-from narrowcast.platform.config.files import plugin_folders, read_yaml, validate, write_yaml
+from narrowcast.platform.config.files import plugin_folders, validate
 from narrowcast.platform.config.kinds import Registry
+from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.platform.errors import UserError
 
 

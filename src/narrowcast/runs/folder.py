@@ -21,17 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from narrowcast.platform.config import plugins
-from narrowcast.platform.config.files import (
-    PLUGINS,
-    START,
-    command,
-    flatten,
-    not_a_mapping,
-    read_limited,
-    read_yaml,
-    write_yaml,
-)
+from narrowcast.platform.config.files import PLUGINS, START, command, flatten, not_a_mapping
 from narrowcast.platform.config.run_fields import Tracking
+from narrowcast.platform.config.yaml import read_limited, read_yaml, write_yaml
 from narrowcast.platform.errors import UserError, shown
 from narrowcast.platform.storage.disk import disk, make_folders, remove_tree, without_part, write_atomically
 from narrowcast.platform.storage.folder_files import own_file

@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 
 from narrowcast.cluster.resources import check_address_of
 from narrowcast.experiment import Experiment, load_experiment, load_replicas
-from narrowcast.platform.config.files import command, flatten, read_limited, read_yaml, validate
+from narrowcast.platform.config.files import command, flatten, validate
 from narrowcast.platform.config.redaction import has_hidden
 from narrowcast.platform.config.run_fields import StoreAddress, Tracking, host_of, local_path
 from narrowcast.platform.config.trust import is_trusted
+from narrowcast.platform.config.yaml import read_limited, read_yaml
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import NoLearningError, RunFailed, UnresumableFailure, UserError, remedy
 from narrowcast.platform.rounds.loop import Rounds, lockstep

@@ -31,9 +31,10 @@ from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.packaged import names_solve, read_benchmark, read_experiment, read_study
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.fields import check_name
-from narrowcast.platform.config.files import apply_overrides, plugin_folders, set_value, write_yaml
+from narrowcast.platform.config.files import apply_overrides, plugin_folders, set_value
 from narrowcast.platform.config.redaction import hide_secrets, redact, redact_values
 from narrowcast.platform.config.run_fields import StoreAddress, Tracking
+from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import UserError, shown
 from narrowcast.platform.storage.folder_files import check_shipped, leads_out
 from narrowcast.solve_run import Solve, load_solve

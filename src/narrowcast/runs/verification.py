@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 
 from narrowcast.packaged import names_solve
 from narrowcast.platform.config import plugins
-from narrowcast.platform.config.files import read_limited, read_yaml
 from narrowcast.platform.config.plugins import said
 from narrowcast.platform.config.trust import is_looking, looking, remedy
+from narrowcast.platform.config.yaml import read_limited, read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.solving import Problem, SolveState, Status, begin, end_of, iterations
 from narrowcast.platform.storage.checkpoint import Checkpoint, read_checkpoints

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from narrowcast.platform.config.files import Section, read_yaml, suggest, validate
+from narrowcast.platform.config.files import Section, suggest, validate
 from narrowcast.platform.config.plugins import said
+from narrowcast.platform.config.yaml import read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.studies.comparison import Comparison
 from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable, Table

@@ -28,7 +28,8 @@ import numpy as np
 
 from narrowcast.cluster.worker_pool import RetryQueue
 from narrowcast.platform.config import plugins
-from narrowcast.platform.config.files import PLUGINS, write_yaml
+from narrowcast.platform.config.files import PLUGINS
+from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.platform.storage.folder_files import own_files, read_json

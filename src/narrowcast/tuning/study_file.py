@@ -22,12 +22,12 @@ from narrowcast.platform.config.files import (
     apply_overrides,
     not_a_mapping,
     plugin_folders,
-    read_yaml,
     set_value,
     validate,
 )
 from narrowcast.platform.config.kinds import plain_values
 from narrowcast.platform.config.redaction import redact_values
+from narrowcast.platform.config.yaml import read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metrics import FractionMetrics
 from narrowcast.tuning.settings import StudySettings

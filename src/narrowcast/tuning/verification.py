@@ -16,9 +16,9 @@ from typing import Any
 
 import optuna
 
-from narrowcast.platform.config.files import read_limited, read_yaml
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.trust import is_looking, remedy
+from narrowcast.platform.config.yaml import read_limited, read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.runs.checks import Budget, Check, difference

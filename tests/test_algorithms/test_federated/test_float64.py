@@ -16,7 +16,7 @@ import narrowcast
 from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import FLOAT64
 from narrowcast.experiment import Experiment, build_experiment, load_experiment
-from narrowcast.platform.config.files import write_yaml
+from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import TorchModule

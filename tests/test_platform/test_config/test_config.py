@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.config.files import apply_overrides, command, flatten, read_yaml, suggest, validate, write_yaml
+from narrowcast.platform.config.files import apply_overrides, command, flatten, suggest, validate
+from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.tuning.study_file import load_study
 

@@ -25,8 +25,9 @@ from urllib.parse import unquote, urlparse, urlsplit
 from pydantic import AfterValidator, Field
 
 from narrowcast.platform.config.fields import Role, role_of
-from narrowcast.platform.config.files import Section, flatten, write_yaml
+from narrowcast.platform.config.files import Section, flatten
 from narrowcast.platform.config.redaction import hide_secrets
+from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import warn_once
 from narrowcast.platform.storage.disk import expand_home
 
