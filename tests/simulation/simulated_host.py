@@ -84,7 +84,7 @@ class SimulatedTime:
         for step in list(self._steps):
             step.run_if_due()
 
-    def repeat(self, step: Callable[[], None], seconds: float, name: str) -> _SimulatedStep:
+    def run_periodically(self, step: Callable[[], None], seconds: float, name: str) -> _SimulatedStep:
         repeated = _SimulatedStep(self, step, seconds, self._chances)
         self._steps.append(repeated)
         return repeated

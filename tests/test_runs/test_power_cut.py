@@ -42,7 +42,7 @@ SETTINGS = (
 class SilentTime(SystemClock):
     """The clocks of this machine, and no work in the background: nothing but a checkpoint syncs the journal."""
 
-    def repeat(self, *_: object) -> SilentTime:
+    def run_periodically(self, *_: object) -> SilentTime:
         return self
 
     def wake(self) -> None:
