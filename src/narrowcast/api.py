@@ -190,7 +190,7 @@ def run(
         outcomes = session.run_all(runs, on_round)
     if failed := session.failures(runs, outcomes):
         raise RunFailed(failed)
-    results = [load_any(each.folder) for each in runs]
+    results = [load_any(member.folder) for member in runs]
     return results[0] if len(results) == 1 else results
 
 
@@ -297,9 +297,9 @@ def compare(
     from narrowcast.runs.comparison import Comparison, SolveComparison
     from narrowcast.runs.solve_result import SolveResult
 
-    results = [load_any(each) if isinstance(each, Path) else each for each in _found(runs, output)]
-    solves = [each for each in results if isinstance(each, SolveResult)]
-    experiments = [each for each in results if isinstance(each, Result)]
+    results = [load_any(member) if isinstance(member, Path) else member for member in _found(runs, output)]
+    solves = [result for result in results if isinstance(result, SolveResult)]
+    experiments = [result for result in results if isinstance(result, Result)]
     if solves and experiments:
         raise UserError(
             f"{solves[0].name} is a solve and {experiments[0].name} is not, so that they have no common costs; "
@@ -564,7 +564,7 @@ def _noting_resume(runs: Prepared) -> Iterator[None]:
     except (RunFailed, KeyboardInterrupt) as error:
         from narrowcast.runs.session import begun
 
-        if names := [each.folder.name for each in begun(runs)]:
+        if names := [member.folder.name for member in begun(runs)]:
             shown = repr(names[0] if len(names) == 1 else names)
             error.add_note(f"resume with nc.run(resume={shown}, output={str(runs[0].folder.parent)!r})")
         raise

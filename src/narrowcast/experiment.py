@@ -203,7 +203,10 @@ def load_replicas(source: str | Mapping[str, Any] | Experiment, overrides: Itera
     else:
         values, origin = packaged.read_experiment(source)
     defaults = defaults_for(origin)
-    return [build_experiment(each, origin) for each in replicas_of(Experiment, values, origin, defaults, overrides)]
+    return [
+        build_experiment(experiment, origin)
+        for experiment in replicas_of(Experiment, values, origin, defaults, overrides)
+    ]
 
 
 def replicas_of(

@@ -142,7 +142,7 @@ def load_solves(source: str | Mapping[str, Any] | Solve, overrides: Iterable[str
     else:
         values, origin = packaged.read_experiment(source)
     defaults = Defaults(Solve, plugin_folders(origin))
-    return [build_solve(each, origin) for each in replicas_of(Solve, values, origin, defaults, overrides)]
+    return [build_solve(solve, origin) for solve in replicas_of(Solve, values, origin, defaults, overrides)]
 
 
 def build_solve(values: dict[str, Any], origin: str) -> Solve:

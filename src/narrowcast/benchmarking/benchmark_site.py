@@ -48,16 +48,16 @@ def write_site(
         UserError: a goal that is not positive, or a folder that cannot be written.
 
     """
-    if not tolerances or any(not 0 < each < np.inf for each in (*tolerances, *within)):
+    if not tolerances or any(not 0 < tolerance < np.inf for tolerance in (*tolerances, *within)):
         raise UserError(f"goals are {(*tolerances, *within)}; give tolerances above 0, at least one")
     pages = [f"problems/{each}.html" for each in _file_names([each.label for each in benchmark.problems])]
-    names = dict(zip(map(id, benchmark.runs), _file_names([each.name for each in benchmark.runs]), strict=True))
+    names = dict(zip(map(id, benchmark.runs), _file_names([member.name for member in benchmark.runs]), strict=True))
     for page, problem in zip(pages, benchmark.problems, strict=True):
         write_report(_problem_page(problem, benchmark.solvers, names), folder / page)
         for run in problem.runs.values():
             write_report(_run_page(run, page), folder / "runs" / f"{names[id(run)]}.html")
-    goals = [f"error ≤ {_short(each)}" for each in tolerances]
-    goals += [f"within {100 * each:g} % of the least error of any run" for each in within]
+    goals = [f"error ≤ {_short(tolerance)}" for tolerance in tolerances]
+    goals += [f"within {100 * goal:g} % of the least error of any run" for goal in within]
     data = {
         "view": "index",
         "solvers": benchmark.solvers,
@@ -71,7 +71,7 @@ def write_site(
                 "problem": place,
                 "solver": benchmark.solvers.index(solver),
                 "page": f"runs/{names[id(run)]}.html",
-                "costs": [_cost(run, problem.metric, each) for each in _goals(problem, tolerances, within)],
+                "costs": [_cost(run, problem.metric, target) for target in _goals(problem, tolerances, within)],
                 "ended": run.ended,
                 "why": run.why(problem.metric),
             }
@@ -85,7 +85,7 @@ def write_site(
 
 
 def _goals(problem: GridProblem, tolerances: Sequence[float], within: Sequence[float]) -> list[float]:
-    return [*tolerances, *(max((1 + each) * problem.least, min(tolerances)) for each in within)]
+    return [*tolerances, *(max((1 + goal) * problem.least, min(tolerances)) for goal in within)]
 
 
 def _cost(run: GridRun, metric: str, goal: float) -> list[float] | None:
@@ -165,7 +165,7 @@ def _short(value: float) -> str:
 
 def _limits(runs: Sequence[GridRun]) -> str:
     """Return the limits of the runs, and those in which they differ."""
-    values = {name: list(dict.fromkeys(each.limits.get(name) for each in runs)) for name in LIMITS}
+    values = {name: list(dict.fromkeys(run.limits.get(name) for run in runs)) for name in LIMITS}
     said = [f"{name} {' or '.join(map(str, found))}" for name, found in values.items() if found != [None]]
     differ = any(len(found) > 1 for found in values.values())
     return f"Limits of a run{', which differ between runs' if differ else ''}: {', '.join(said)}."
@@ -173,5 +173,5 @@ def _limits(runs: Sequence[GridRun]) -> str:
 
 def _file_names(labels: Sequence[str]) -> list[str]:
     """Return a file name for each label, without characters that a link or a file system would need to escape."""
-    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", each)[:_MOST_CHARACTERS].strip("-.") or "page" for each in labels]
+    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:_MOST_CHARACTERS].strip("-.") or "page" for name in labels]
     return [name if names.count(name) == 1 else f"{name}-{place}" for place, name in enumerate(names, start=1)]

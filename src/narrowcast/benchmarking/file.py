@@ -138,11 +138,13 @@ class Benchmark:
             (solvers, self.file.solvers, "solver"),
         ):
             for pattern in patterns:
-                if not any(fnmatchcase(each, pattern) for each in known):
+                if not any(fnmatchcase(name, pattern) for name in known):
                     there = f"{', '.join(known)}{suggest(pattern, known)}"
                     raise UserError(f'{self.file.name} has no {what} "{pattern}"; it has {there}')
         kept = (
-            each for each in self.instances if _is_chosen(each.problem, problems) and _is_chosen(each.solver, solvers)
+            instance
+            for instance in self.instances
+            if _is_chosen(instance.problem, problems) and _is_chosen(instance.solver, solvers)
         )
         return replace(self, instances=tuple(kept))
 
@@ -269,20 +271,20 @@ class BenchmarkFolder:
         Raise `UserError` for one that was run with other settings.
         """
         states, left = self.states(), []
-        for each in instances:
-            entry = states.get(each.name)
-            if entry is not None and entry["digest"] != each.digest():
+        for instance in instances:
+            entry = states.get(instance.name)
+            if entry is not None and entry["digest"] != instance.digest():
                 raise UserError(
-                    f"{self.path / each.name} was begun with other settings of its problem, its solver or the end of a "
-                    "solve; give the benchmark another name (name=...), or remove this folder's runs"
+                    f"{self.path / instance.name} was begun with other settings of its problem, its solver or the end "
+                    "of a solve; give the benchmark another name (name=...), or remove this folder's runs"
                 )
             state = "waiting" if entry is None else entry["state"]
             failed = state in ("failed", "skipped")
-            if failed and retry and (self.path / each.name).is_dir():
-                remove_tree(self.path / each.name)
-            if (failed and not retry) or (state == "finished" and self.is_finished(each)):
+            if failed and retry and (self.path / instance.name).is_dir():
+                remove_tree(self.path / instance.name)
+            if (failed and not retry) or (state == "finished" and self.is_finished(instance)):
                 continue
-            left.append(each)
+            left.append(instance)
         return left
 
 

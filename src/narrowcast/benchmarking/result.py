@@ -61,13 +61,13 @@ class BenchmarkResult:
     def summary(self) -> TextTable:
         """Return a row per solver: how many of its instances ended how, and how many reached each target."""
         targets = list(dict.fromkeys(name for row in self.rows for name in row if name.startswith("reached/")))
-        heads = ["solver", "finished", "failed", "skipped", "waiting", *(each.split("/", 1)[1] for each in targets)]
+        heads = ["solver", "finished", "failed", "skipped", "waiting", *(target.split("/", 1)[1] for target in targets)]
         lines = []
         for solver in dict.fromkeys(row["solver"] for row in self.rows):
             own = [row for row in self.rows if row["solver"] == solver]
             states = Counter(row["state"] for row in own)
             seconds = [row["solver_seconds"] for row in own if row["state"] == "finished"]
-            with_target = {each: [row[each] for row in own if each in row] for each in targets}
+            with_target = {target: [row[target] for row in own if target in row] for target in targets}
             reached = (f"{sum(values)} of {len(values)}" for values in with_target.values())
             shown = units.format_short_seconds(median(seconds)) if seconds else units.NOT_KNOWN
             counts = (str(states[each]) for each in ("finished", "failed", "skipped", "waiting"))
@@ -87,7 +87,8 @@ def result_of(folder: BenchmarkFolder, instances: Iterable[Instance]) -> Benchma
     """Return the result so far; an instance that has not ended is `waiting`."""
     states = folder.states()
     return BenchmarkResult(
-        folder.path, [_row(folder.path / each.name, each, states.get(each.name, {})) for each in instances]
+        folder.path,
+        [_row(folder.path / instance.name, instance, states.get(instance.name, {})) for instance in instances],
     )
 
 
@@ -115,7 +116,7 @@ def _row(run: Path, instance: Instance, entry: Mapping[str, str]) -> dict[str, A
     targets = _targets(instance)
     if file is None:
         return {**row, **{f"reached/{label}": False for label in targets.values()}}
-    seconds = {targets[each.metric, each.value]: each.solver_seconds_to for each in file.targets}
+    seconds = {targets[target.metric, target.value]: target.solver_seconds_to for target in file.targets}
     return {
         **row,
         "stopped_by": file.stopped_by,

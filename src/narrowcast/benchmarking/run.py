@@ -196,7 +196,7 @@ def _facts(end: InstanceEnd) -> str:
     if end.state != "finished":
         return f"{end.state}: {end.reason}"
     result, final = end.result, end.result["final"]
-    names = [*(each["metric"] for each in result["targets"]), primary_metric(final), *final]
+    names = [*(target["metric"] for target in result["targets"]), primary_metric(final), *final]
     shown = [
         f"{metric_label(name)} {format_metric(name, final[name], result['shares'])}" for name in names if name in final
     ]
@@ -223,8 +223,8 @@ class InstanceQueue(RetryQueue[InstanceJob, str]):
         self._by_name = {each.name: each for each in left}
         super().__init__(self._by_name)
         self._problems: dict[str, str] = {}
-        for each in finished:
-            self._problems.setdefault(_problem_of(each), load_solve_result(folder.path / each.name).file.problem_sha256)
+        for run in finished:
+            self._problems.setdefault(_problem_of(run), load_solve_result(folder.path / run.name).file.problem_sha256)
 
     def job(self, key: str) -> InstanceJob:
         """Note that an instance begins, and return it."""
@@ -295,14 +295,14 @@ def run_benchmark(prepared: PreparedBenchmark, observe: Observer = lambda _, __:
         try:
             if prepared.left:
                 whole, left = prepared.benchmark.whole, {each.name for each in prepared.left}
-                finished = [each for each in whole if each.name not in left and folder.is_finished(each)]
+                finished = [run for run in whole if run.name not in left and folder.is_finished(run)]
                 queue = InstanceQueue(file.name, prepared.left, folder, observe, finished)
                 with _worker_pool(prepared.benchmark) as pool:
                     dispatch(queue, pool, min(file.workers, len(prepared.left)))
         finally:
             rows = result_of(folder, prepared.benchmark.whole).rows
             write_atomically(folder.path / TABLE, as_csv(rows).encode())
-    chosen = {each.name for each in prepared.benchmark.instances}
+    chosen = {instance.name for instance in prepared.benchmark.instances}
     return BenchmarkResult(folder.path, [row for row in rows if row["instance"] in chosen])
 
 

@@ -86,7 +86,7 @@ class GridRun:
     def metrics(self) -> list[str]:
         """The errors that were measured, those on test data first."""
         names = [name for name in self.history.column_names if name not in ITERATION_COLUMNS]
-        return sorted((each for each in names if lower_is_better(each, self.declared)), key=_is_no_test)
+        return sorted((name for name in names if lower_is_better(name, self.declared)), key=_is_no_test)
 
     def errors(self, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return iterations, time of the solver in seconds, and the metric, wherever that was measured."""
@@ -129,7 +129,7 @@ class GridProblem:
         return min((float(found.min(initial=np.inf)) for found in self._errors()), default=np.inf)
 
     def _errors(self) -> Iterable[FloatArray]:
-        return (each.errors(self.metric)[2] for each in self.runs.values())
+        return (run.errors(self.metric)[2] for run in self.runs.values())
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,12 @@ def read_grid(folders: Iterable[Path], metrics: Sequence[str] = ()) -> SolveGrid
     runs = [_read(folder) for folder in folders]
     if not runs:
         raise UserError("no solves to compare; give the folder of at least one, or their folder with --output")
-    solvers = _labels([each.part("solver") for each in runs])
-    problems = _labels([each.part("problem") for each in runs])
+    solvers = _labels([member.part("solver") for member in runs])
+    problems = _labels([member.part("problem") for member in runs])
     for place, run in enumerate(runs):  # in a benchmark a solver may have settings of its own for a problem
         if (named := _INSTANCE.fullmatch(run.name)) is not None:
             problems[place], solvers[place] = named.groups()
-    if len({each.seed for each in runs}) > 1:
+    if len({member.seed for member in runs}) > 1:
         problems = [f"{label} seed={run.seed}" for label, run in zip(problems, runs, strict=True)]
     found: dict[str, dict[str, GridRun]] = {}
     for problem, solver, run in zip(problems, solvers, runs, strict=True):
@@ -184,7 +184,7 @@ def read_grid(folders: Iterable[Path], metrics: Sequence[str] = ()) -> SolveGrid
 def solve_folders(output: Path) -> list[Path]:
     """Return the folders of the solves in a folder of runs; those of experiments are left out."""
     configs = sorted(output.glob(f"*/{CONFIG}"))
-    return [each.parent for each in configs if "solver.kind" in settings_of(each.parent)]
+    return [config.parent for config in configs if "solver.kind" in settings_of(config.parent)]
 
 
 def _read(folder: Path) -> GridRun:
@@ -227,9 +227,9 @@ def _labels(parts: Sequence[Settings]) -> list[str]:
 
 
 def _metric(label: str, runs: Mapping[str, GridRun], wanted: Sequence[str]) -> str:
-    measured = list(dict.fromkeys(name for each in runs.values() for name in each.metrics))
+    measured = list(dict.fromkeys(name for run in runs.values() for name in run.metrics))
     chosen = next((name for name in wanted or measured if name in measured), None)
-    if not any(each.history.num_rows for each in runs.values()):
+    if not any(run.history.num_rows for run in runs.values()):
         return next(iter(wanted), "residual")  # no run got so far
     if chosen is None:
         known = f"its errors: {', '.join(measured)}" if measured else "it measures no error"
@@ -243,7 +243,7 @@ def _metric(label: str, runs: Mapping[str, GridRun], wanted: Sequence[str]) -> s
 def _attributes(runs: Mapping[str, GridRun]) -> dict[str, Any]:
     """Return the problem's sizes and its scalar settings; of a matrix to complete the oversampling too."""
     first, *_ = runs.values()
-    sizes: Settings = next((each.result.file.sizes for each in runs.values() if each.result), {})
+    sizes: Settings = next((run.result.file.sizes for run in runs.values() if run.result), {})
     settings = {path: value for path, value in first.part("problem").items() if isinstance(value, int | float | str)}
     found = {"kind": settings.pop("kind"), **sizes, **{name: settings[name] for name in settings if name not in sizes}}
     if {"rows", "columns", "observed", "rank"} <= {*sizes}:
@@ -254,7 +254,7 @@ def _attributes(runs: Mapping[str, GridRun]) -> dict[str, Any]:
 
 def _order(problem: GridProblem) -> list[tuple[str, float]]:
     values = problem.attributes.values()
-    return [(each, 0.0) if isinstance(each, str) else ("", float(each)) for each in values]
+    return [(value, 0.0) if isinstance(value, str) else ("", float(value)) for value in values]
 
 
 def _is_no_test(name: str) -> bool:

@@ -36,7 +36,7 @@ def verify_benchmark(folder: Path, budget: Budget) -> Iterator[Check]:
 def _checks(folder: BenchmarkFolder, benchmark: Benchmark, budget: Budget) -> Iterator[Check]:
     states, memory = folder.states(), WorkerMemory()
     yield _ends(folder, benchmark, states)
-    there = [each for each in benchmark.whole if (folder.path / each.name / CONFIG).is_file()]
+    there = [run for run in benchmark.whole if (folder.path / run.name / CONFIG).is_file()]
     for instance in benchmark.whole:
         entry = states.get(instance.name, {"state": "waiting", "reason": ""})
         if instance in there:
@@ -52,13 +52,13 @@ def _checks(folder: BenchmarkFolder, benchmark: Benchmark, budget: Budget) -> It
 
 def _ends(folder: BenchmarkFolder, benchmark: Benchmark, states: Mapping[str, Mapping[str, str]]) -> Check:
     compared = f"names and settings of the instances against {FILE}; finished ones have a result"
-    known = {each.name: each for each in benchmark.whole}
+    known = {run.name: run for run in benchmark.whole}
     for name, entry in states.items():
         if name not in known:
             return Check(ENDS, compared, f"{name} is not an instance of {FILE}")
         if entry.get("digest") != known[name].digest():
             return Check(ENDS, compared, f"{name} was solved with other settings than those of {FILE}")
-    ended = [each for each in benchmark.whole if folder.is_finished(each)]
+    ended = [run for run in benchmark.whole if folder.is_finished(run)]
     for instance in ended:
         state = states.get(instance.name, {}).get("state")
         if state not in ("finished", "begun"):  # begun: the benchmark was killed before it noted the end
@@ -78,8 +78,8 @@ def _of_instance(folder: Path, instance: Instance, budget: Budget, memory: Worke
 def _as_one(name: str, checks: list[Check]) -> Check:
     """Return the checks of a solve as one: their number, what was repeated, and the first problem."""
     made = sum(not check.skipped for check in checks)
-    repeated = next((each.compared for each in checks if each.subject == "iterations repeated"), "none")
-    failed = next((f"{each.subject}: {each.problem}" for each in checks if each.problem), "")
+    repeated = next((check.compared for check in checks if check.subject == "iterations repeated"), "none")
+    failed = next((f"{check.subject}: {check.problem}" for check in checks if check.problem), "")
     return Check(name, f"{made} checks; iterations repeated: {repeated}", failed)
 
 

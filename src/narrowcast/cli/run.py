@@ -235,8 +235,8 @@ def trust(folder: Path | None, *, remove: bool) -> None:
     if folder is None:
         if remove:
             raise UserError("--remove: name the folder that you trust no longer; narrowcast trust lists them")
-        for each in trusted_folders():
-            click.echo(each)
+        for path in trusted_folders():
+            click.echo(path)
         return
     place = forget_folder(folder) if remove else trust_folder(folder)
     click.echo(f"{place} is {'not trusted any more' if remove else 'trusted'}")
@@ -336,7 +336,7 @@ def run(
             if not session.begun(runs):
                 raise
             raise RunFailed(f"interrupted; resume with: {session.resume_command(runs)}") from None
-    ended = zip((each.folder for each in runs), results, strict=True)
+    ended = zip((member.folder for member in runs), results, strict=True)
     _report([folder for folder, result in ended if isinstance(result, dict)], runs[0].store.shown)
     if failed := session.failures(runs, results):
         raise RunFailed(failed)
@@ -391,8 +391,8 @@ def _report(finished: Sequence[Path], store: str) -> None:
         lines[0] += f"  run {results[0].file.mlflow_run_id}"
         lines.insert(0, f"plots   {finished[0] / 'plots'}")
     else:
-        experiments = [each for each in results if isinstance(each, Result)]
-        solves = [each for each in results if isinstance(each, SolveResult)]
+        experiments = [result for result in results if isinstance(result, Result)]
+        solves = [result for result in results if isinstance(result, SolveResult)]
         table = replicas_table(experiments) if experiments else SolveComparison(tuple(solves)).results_table()
         for part in table.fitting(terminal.width):
             terminal.print(part)

@@ -69,7 +69,7 @@ def names_of_runs(context: click.Context, parameter: click.Parameter, incomplete
     from narrowcast.runs.folder import CONFIG
 
     output = context.params.get("runs" if context.command.name == "export" else "output") or Path("runs")
-    folders = sorted(each.parent.name for each in output.glob(f"*/{CONFIG}"))
+    folders = sorted(file.parent.name for file in output.glob(f"*/{CONFIG}"))
     return _matching(((name, None) for name in folders), incomplete)
 
 

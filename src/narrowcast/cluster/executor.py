@@ -87,7 +87,7 @@ class RayExecutor:
         measured: dict[int, ClientMeasures] = {}
         for call, part in zip_longest(calls, parts):  # without hosts there are no calls
             results = self._answer(call) or [measure_chunk(self._run, broadcast, chunk, splits) for chunk in part]
-            measured |= {each.index: each for each in results}
+            measured |= {result.index: result for result in results}
         return [measured[chunk.index] for chunk in chunks]
 
     def _answer(self, call: ray.ObjectRef[Any] | None) -> list[ClientMeasures] | None:

@@ -125,7 +125,7 @@ def joined(address: str, options: dict[str, Any]) -> Iterator[None]:
     """Start or join the cluster at the address and leave it at the end; raise `UserError` if that fails."""
     options |= {"log_to_driver": False, "logging_level": logging.WARNING}
     if (modules := plugins.loaded()) and IN_JOB_VARIABLE not in os.environ:  # a job has them in its working directory
-        options["runtime_env"] = {"py_modules": [str(each) for each in modules]}
+        options["runtime_env"] = {"py_modules": [str(module) for module in modules]}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with allow_signals(), _hangups_deferred():

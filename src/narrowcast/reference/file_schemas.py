@@ -136,19 +136,19 @@ def _schema_of(model: type[BaseModel]) -> Schema:
 
 
 def _without_titles(schema: Any) -> None:
-    for each in _sections_in(schema):
-        each.pop("title", None)
+    for section in _sections_in(schema):
+        section.pop("title", None)
 
 
 def _registries_in(schema: Any) -> Iterator[str]:
-    return (each[MARK] for each in _sections_in(schema) if MARK in each)
+    return (section[MARK] for section in _sections_in(schema) if MARK in section)
 
 
 def _refer(schema: Any) -> None:
     """Replace the mark of each field of a registry by a reference to its definition, in place."""
-    for each in _sections_in(schema):
-        if MARK in each:
-            each["$ref"] = f"#/$defs/{each.pop(MARK)}"
+    for section in _sections_in(schema):
+        if MARK in section:
+            section["$ref"] = f"#/$defs/{section.pop(MARK)}"
 
 
 def _sections_in(schema: Any) -> Iterator[dict[str, Any]]:

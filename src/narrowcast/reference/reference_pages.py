@@ -38,7 +38,7 @@ def table(schema: Schema, root: str) -> str:
             continue
         default = "required" if name in required else _default(field)
         cells = (f"`{name}`", type_of(field, root), field.get("unit", ""), default, prose(field["description"]))
-        rows.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) if len(rows) > 2 else "No fields."
 
 
@@ -58,7 +58,7 @@ def type_of(field: Schema, root: str) -> str:
         name = str(field["$ref"]).removeprefix(_DEFS)
         return f"[{name}](#{name.lower()})" if name[0].isupper() else f"[{name}]({root}{name}/index.md)"
     if choices := field.get("anyOf", field.get("oneOf")):
-        return " or ".join(dict.fromkeys(type_of(each, root) for each in choices))
+        return " or ".join(dict.fromkeys(type_of(choice, root) for choice in choices))
     if "enum" in field:
         return ", ".join(in_yaml(each) for each in field["enum"])
     match field.get("type"):
@@ -260,7 +260,7 @@ def _kind_page(registry: Registry, kind: str, found: type[BaseModel], definition
     )
     module = inspect.getdoc(sys.modules[found.__module__]) or ""
     sources = [each for each in module.split("\n\n") if each.startswith("Reference")]
-    return text + "".join(f"\n\n{prose(each)}\n" for each in sources)
+    return text + "".join(f"\n\n{prose(source)}\n" for source in sources)
 
 
 def _by_data(registry: Registry, kind: str) -> str:

@@ -101,10 +101,10 @@ def attack_run(
             fields = {name: getattr(secure, name) for name in Plain.model_fields if name not in ("kind", "keys")}
             readable, _ = record_transcript(shortened.model_copy(update={"secure": Plain(**fields)}), data)
         owners: dict[tuple[int, int], list[int]] = {}
-        for each in readable.rounds:
-            for upload in each.readable:
+        for round_ in readable.rounds:
+            for upload in round_.readable:
                 for item in upload.rows.tolist():
-                    owners.setdefault((each.round_index, item), []).append(upload.client)
+                    owners.setdefault((round_.round_index, item), []).append(upload.client)
         truth = Truth(data, owners, state.participants, np.asarray(state.clients[USER_FACTORS]))
         results += _attacks(transcript, truth)
     return results
@@ -122,7 +122,7 @@ class Truth:
 
 def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
     count = len(transcript.rounds)
-    seen = np.unique(np.concatenate([each.cohort for each in transcript.rounds]))
+    seen = np.unique(np.concatenate([round_.cohort for round_ in transcript.rounds]))
     wanted = positives_of(truth.data.indptr, truth.data.items, seen, truth.data.n_items)
     private = truth.factors[np.searchsorted(truth.participants, seen)]
     chance = pooled_recall(np.broadcast_to(transcript.popularity, wanted.shape), wanted)
@@ -140,7 +140,7 @@ def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
             control = alignment(estimate[read], np.roll(private, 1, axis=0)[read])
             found.append(AttackResult(f"factors by {name}", count, cosine, control, int(read.sum())))
 
-    if any(each.readable for each in transcript.rounds):
+    if any(round_.readable for round_ in transcript.rounds):
         positives("row lists", positives_from_row_lists(transcript, seen, with_seed=False))
         positives("row lists and seed", positives_from_row_lists(transcript, seen, with_seed=True))
         positives("signs", positives_from_signs(transcript, seen))
@@ -149,7 +149,7 @@ def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
     positives("sums", positives_from_sums(transcript, seen, with_seed=False))
     positives("sums and seed", positives_from_sums(transcript, seen, with_seed=True))
     guessed = share_rightly_attributed(attribute_single_rows(transcript, "examples"), truth.owners)
-    unequal = any(len(np.unique(each.components, axis=0)) > 1 for each in transcript.rounds)
+    unequal = any(len(np.unique(round_.components, axis=0)) > 1 for round_ in transcript.rounds)
     for by in ("seed", "components") if unequal else ("seed",):
         rows = attribute_single_rows(transcript, by)
         right = share_rightly_attributed(rows, truth.owners)

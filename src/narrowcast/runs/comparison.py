@@ -166,7 +166,7 @@ class RunComparison(ABC, Generic[RunT]):
         table = self.table.copy()
         for name in self.columns:
             if name not in table:
-                table[name] = [each.get(name) for each in self.settings]
+                table[name] = [settings.get(name) for settings in self.settings]
         return table[[name for name in self.columns if name != "seeds"]]
 
     @abstractmethod
@@ -254,7 +254,7 @@ class SolveComparison(RunComparison[SolveResult]):
     @cached_property
     def metrics(self) -> list[str]:
         """The metrics of any of the answers."""
-        return list(dict.fromkeys(name for each in self.runs for name in each.final))
+        return list(dict.fromkeys(name for run in self.runs for name in run.final))
 
     @cached_property
     def table(self) -> DataFrame:
@@ -273,7 +273,10 @@ class SolveComparison(RunComparison[SolveResult]):
                 "stopped_by": run.file.stopped_by,
                 "solver_seconds": run.solver_seconds,
                 "wall_seconds": run.file.wall_seconds,
-                **{f"solver_seconds_to/{each.metric}/{each.value:g}": each.solver_seconds_to for each in run.targets},
+                **{
+                    f"solver_seconds_to/{target.metric}/{target.value:g}": target.solver_seconds_to
+                    for target in run.targets
+                },
                 "answer_sha256": run.file.answer_sha256,
             }
             for run, its_settings in zip(self.runs, self.settings, strict=True)
@@ -289,22 +292,22 @@ class SolveComparison(RunComparison[SolveResult]):
 
     def results_columns(self) -> dict[str, Column]:
         """Return the columns of the results by name: solver, problem, metrics of the answer, iterations and times."""
-        targets = list(dict.fromkeys((each.metric, each.value) for run in self.runs for each in run.targets))
+        targets = list(dict.fromkeys((target.metric, target.value) for run in self.runs for target in run.targets))
 
         def column(head: str, cell: Callable[[SolveResult], str], *, word: bool = False, usual: bool = True) -> Column:
-            return Column(head, [cell(each) for each in self.runs], word, usual=usual)
+            return Column(head, [cell(run) for run in self.runs], word, usual=usual)
 
         def metric(name: str) -> Callable[[SolveResult], str]:
             return lambda run: format_metric(name, run.final.get(name), run.file.shares)
 
         def time_to(target: tuple[str, float]) -> Callable[[SolveResult], str]:
             def cell(run: SolveResult) -> str:
-                reached = {(each.metric, each.value): each.solver_seconds_to for each in run.targets}.get(target)
+                reached = {(goal.metric, goal.value): goal.solver_seconds_to for goal in run.targets}.get(target)
                 return units.NOT_KNOWN if reached is None else units.format_short_seconds(reached)
 
             return cell
 
-        paths = dict.fromkeys(path for each in self.settings for path in each)
+        paths = dict.fromkeys(path for settings in self.settings for path in settings)
         return {
             "solver": column("solver", lambda run: run.file.solver, word=True),
             "problem": column("problem", lambda run: run.file.problem, word=True),
@@ -367,7 +370,7 @@ class Comparison(RunComparison[Result]):
 
     def row_labels(self) -> list[str]:
         """Return the labels of the groups."""
-        return [each.label for each in self.groups]
+        return [group.label for group in self.groups]
 
     def results_columns(self) -> dict[str, Column]:
         """Return the columns of the results by name, with a cell per group: final metrics, traffic and time."""
@@ -389,10 +392,10 @@ class Comparison(RunComparison[Result]):
         from pandas import DataFrame, Index
 
         groups = self.groups
-        paths = differing_settings([each.settings for each in groups])
+        paths = differing_settings([group.settings for group in groups])
         if self.by_seed:
             paths = [path for path in paths if path not in SEEDS]
-        values = {each.label: [each.settings.get(path) for path in paths] for each in groups}
+        values = {group.label: [group.settings.get(path) for path in paths] for group in groups}
         return DataFrame(values, index=Index(paths, name="setting", dtype=object), dtype=object)
 
     @cached_property
@@ -407,7 +410,7 @@ class Comparison(RunComparison[Result]):
         differing = differing_settings(self.settings)
         rows = []
         for run, its_settings in zip(self.runs, self.settings, strict=True):
-            targets = {f"rounds_to/{each.metric}/{each.value:g}": each.rounds_to for each in run.targets}
+            targets = {f"rounds_to/{target.metric}/{target.value:g}": target.rounds_to for target in run.targets}
             rows.append(
                 {
                     "algorithm": run.file.algorithm,
@@ -440,11 +443,11 @@ class Comparison(RunComparison[Result]):
         rows = []
         for group in self.groups:
             row = {"seeds": len(group.runs), **dict(self.differences[group.label])}
-            for name in (*(f"test.{each}" for each in measured_metrics(self.runs)), "uplink_bits", "total_bits"):
+            for name in (*(f"test.{key}" for key in measured_metrics(self.runs)), "uplink_bits", "total_bits"):
                 row[name], row[f"{name} std"] = group.statistics(lambda run, name=name: self._value(run, name))  # type: ignore[misc]
             row["simulated_seconds"], row["simulated_seconds std"] = group.statistics(lambda run: run.simulated_seconds)
             rows.append(row)
-        return DataFrame(rows, index=[each.label for each in self.groups])
+        return DataFrame(rows, index=[seed_group.label for seed_group in self.groups])
 
     @staticmethod
     def _value(run: Result, name: str) -> float | None:
@@ -457,11 +460,13 @@ class Comparison(RunComparison[Result]):
         fewest uplink bits of those at most `LEVEL` below the float32 run of the same algorithm. None without such runs.
         """
         codecs = {each.folder: codec_kinds(its) for each, its in zip(self.runs, self.settings, strict=True)}
-        of_data = [each for each in self.runs if each.file.data == run.file.data and each.file.algorithm in _BASELINES]
-        plain = [each for each in of_data if not codecs[each.folder]]
-        float32 = {each.file.algorithm: _primary(each) for each in plain}
-        coded = [each for each in of_data if codecs[each.folder][-1:] == ["entropy"]]
-        level = [each for each in coded if _primary(each) >= float32.get(each.file.algorithm, np.inf) - LEVEL]
+        of_data = [
+            member for member in self.runs if member.file.data == run.file.data and member.file.algorithm in _BASELINES
+        ]
+        plain = [member for member in of_data if not codecs[member.folder]]
+        float32 = {member.file.algorithm: _primary(member) for member in plain}
+        coded = [member for member in of_data if codecs[member.folder][-1:] == ["entropy"]]
+        level = [member for member in coded if _primary(member) >= float32.get(member.file.algorithm, np.inf) - LEVEL]
         return min(level, key=_share_of_full, default=None)
 
     def coded_ratio(self, run: Result) -> float:
@@ -502,14 +507,14 @@ class Comparison(RunComparison[Result]):
         wanted = self.against if against is None else against
         if wanted is None:
             raise UserError("name the group that the others are compared with, such as against='fedavg'")
-        return DataFrame([vars(each) for each in self._paired(wanted, metrics)], columns=FIELDS)
+        return DataFrame([vars(difference) for difference in self._paired(wanted, metrics)], columns=FIELDS)
 
     def _paired(self, against: str, metrics: Sequence[str] | None) -> list[PairedDifference]:
         from narrowcast.runs.paired_differences import paired_differences, reference_of
 
         known = dict.fromkeys(name for run in self.runs for name in run.final)
         chosen = [name for name in self.columns or () if name in known]
-        usual = chosen or [name for each in measured_metrics(self.runs) if (name := f"test.{each}") in known]
+        usual = chosen or [name for key in measured_metrics(self.runs) if (name := f"test.{key}") in known]
         for name in metrics or ():
             if name not in known:
                 raise UserError(f'no run has the metric "{name}"; measured: {", ".join(known)}{suggest(name, known)}')

@@ -56,8 +56,8 @@ class SeedGroup:
     def curve(self, cost: metrics.Cost, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return mean cost, mean and standard deviation (n - 1) of a metric in the rounds that all runs evaluated."""
         of_runs = [_by_round(run, cost, metric) for run in self.runs]
-        rounds = sorted(set.intersection(*(set(each) for each in of_runs)))
-        points = np.array([[each[index] for index in rounds] for each in of_runs]).reshape(len(of_runs), -1, 2)
+        rounds = sorted(set.intersection(*(set(curve) for curve in of_runs)))
+        points = np.array([[curve[index] for index in rounds] for curve in of_runs]).reshape(len(of_runs), -1, 2)
         spread = points[:, :, 1].std(axis=0, ddof=1) if len(of_runs) > 1 else np.zeros(len(rounds))
         return points[:, :, 0].mean(axis=0), points[:, :, 1].mean(axis=0), spread
 
@@ -97,12 +97,12 @@ def _common_name(runs: Sequence[Result]) -> str:
 
 
 def _with_different_labels(groups: list[SeedGroup]) -> list[SeedGroup]:
-    labels = [each.label for each in groups]
+    labels = [group.label for group in groups]
     return [
-        each
-        if labels.count(each.label) == 1
-        else SeedGroup(f"{each.label} {each.runs[0].name}", each.runs, each.settings)
-        for each in groups
+        group
+        if labels.count(group.label) == 1
+        else SeedGroup(f"{group.label} {group.runs[0].name}", group.runs, group.settings)
+        for group in groups
     ]
 
 
@@ -111,7 +111,7 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
 
     Metrics, bits and seconds are means. The best primary metric on each data set is bold if it stands out.
     """
-    measured = [f"test.{each}" for each in measured_metrics(runs)]
+    measured = [f"test.{name}" for name in measured_metrics(runs)]
     others = dict.fromkeys(name for run in runs for name in run.final if name not in measured)
     # Where clients have models of their own, the metric of the global one says nothing of the method.
     personal = [f"{name}.{MEAN}" for name in measured if any(run.file.personal for run in runs)]
@@ -119,10 +119,10 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
     best = _best(groups)
 
     def column(head: str, cell: Callable[[SeedGroup], str], *, word: bool = False, usual: bool = True) -> Column:
-        return Column(head, [cell(each) for each in groups], word, usual=usual)
+        return Column(head, [cell(group) for group in groups], word, usual=usual)
 
     def metric(name: str, *, usual: bool) -> Column:
-        cells = [with_spread(name, *each.statistics(_final(name)), each.shares) for each in groups]
+        cells = [with_spread(name, *group.statistics(_final(name)), group.shares) for group in groups]
         bold = frozenset(place for place, of_group in best.items() if of_group == name)
         label = f"{metric_label(split_statistic(name)[0])} of clients" if name in personal else metric_label(name)
         return Column(label.replace(" ", "\n", 1), cells, bold=bold, usual=usual)
@@ -136,11 +136,13 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
     def compression(group: SeedGroup) -> str:
         return units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits"))
 
-    settings = dict.fromkeys(path for each in groups for path in each.settings)
+    settings = dict.fromkeys(path for group in groups for path in group.settings)
     return {
         "algorithm": column("algorithm", lambda group: group.runs[0].file.algorithm, word=True),
         "data": column("data", lambda group: group.runs[0].file.data, word=True),
-        "seeds": column("seeds", lambda group: str(len(group.runs)), usual=any(len(each.runs) > 1 for each in groups)),
+        "seeds": column(
+            "seeds", lambda group: str(len(group.runs)), usual=any(len(group.runs) > 1 for group in groups)
+        ),
         "seed": column("seed", lambda group: ", ".join(str(run.seed) for run in group.runs), usual=False),
         "rounds": column("rounds", lambda group: str(group.runs[0].file.rounds)),
         **{name: metric(name, usual=True) for name in measured},
@@ -169,14 +171,14 @@ def different_data(runs: Sequence[Result]) -> str:
 def over_clients_table(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> TextTable | None:
     """Return a row per group and metric with its statistics over clients; None if no run evaluated its clients."""
     names = dict.fromkeys(split_statistic(name)[0] for run in runs for name in run.final if split_statistic(name)[1])
-    metrics = [f"{split}.{each}" for split in SPLITS for each in metrics_of(names, split) if each != "loss"]
+    metrics = [f"{split}.{name}" for split in SPLITS for name in metrics_of(names, split) if name != "loss"]
     rows = [
         [
             group.label,
             metric_label(metric),
             *(
                 with_spread(name, *group.statistics(_final(name)), group.shares)
-                for name in (f"{metric}.{each}" for each in STATISTICS)
+                for name in (f"{metric}.{name}" for name in STATISTICS)
             ),
         ]
         for metric in metrics
@@ -232,23 +234,23 @@ def targets_table(groups: Sequence[SeedGroup]) -> TextTable | None:
     """Return a row per group and target, with the mean cost of those that reached it; None if no run has targets."""
     rows = []
     for group in groups:
-        for target in {(each.metric, each.value): each for run in group.runs for each in run.targets}.values():
-            found = [each for run in group.runs for each in run.targets if _same(each, target)]
+        for target in {(goal.metric, goal.value): goal for run in group.runs for goal in run.targets}.values():
+            found = [goal for run in group.runs for goal in run.targets if _same(goal, target)]
             reached = [each for each in found if each.rounds_to is not None]
             rows.append(
                 [
                     group.label,
                     group.runs[0].file.goal(target),
                     f"{len(reached)} of {len(group.runs)}",
-                    _shown([each.rounds_to for each in reached], lambda value: f"{value:g}"),
-                    _shown([each.uplink_bits_to for each in reached], units.format_bits),
-                    _shown([each.total_bits_to for each in reached], units.format_bits),
-                    _shown([each.simulated_seconds_to for each in reached], units.format_seconds),
+                    _shown([cost.rounds_to for cost in reached], lambda value: f"{value:g}"),
+                    _shown([cost.uplink_bits_to for cost in reached], units.format_bits),
+                    _shown([cost.total_bits_to for cost in reached], units.format_bits),
+                    _shown([cost.simulated_seconds_to for cost in reached], units.format_seconds),
                 ]
             )
     heads = ["run", "target", "reached", "rounds", "uplink", "total", "simulated\ntime"]
-    if not any(len(each.runs) > 1 for each in groups):
-        heads, rows = [each for each in heads if each != "reached"], [[*row[:2], *row[3:]] for row in rows]
+    if not any(len(seed_group.runs) > 1 for seed_group in groups):
+        heads, rows = [name for name in heads if name != "reached"], [[*row[:2], *row[3:]] for row in rows]
     return TextTable(heads, rows) if rows else None
 
 
@@ -269,7 +271,7 @@ def _best(groups: Sequence[SeedGroup]) -> dict[int, str]:
         known = best.get((group.runs[0].file.data, metric))
         if known is None or is_better(metric, value, known[1], group.runs[0].file.lower_is_better):
             best[group.runs[0].file.data, metric] = (place, value)
-    of_data = {data: [each for each in groups if each.runs[0].file.data == data] for data, _ in best}
+    of_data = {data: [seed_group for seed_group in groups if seed_group.runs[0].file.data == data] for data, _ in best}
     return {
         place: metric
         for (data, metric), (place, _) in best.items()
@@ -282,13 +284,13 @@ def _stands_out(best: SeedGroup, others: Sequence[SeedGroup], metric: str) -> bo
 
     A group of several seeds beside a single run is not told apart from it.
     """
-    values = [[run.final.get(metric, np.nan) for run in each.runs] for each in (best, *others)]
-    if all(len(each) == 1 for each in values):
+    values = [[run.final.get(metric, np.nan) for run in group.runs] for group in (best, *others)]
+    if all(len(value) == 1 for value in values):
         return True
     from narrowcast.runs.significance import mean_interval  # imports SciPy
 
-    ours, *theirs = (mean_interval(each) for each in values)
-    return all(ours.low > each.high or ours.high < each.low or np.isnan(each.mean) for each in theirs)
+    ours, *theirs = (mean_interval(value) for value in values)
+    return all(ours.low > interval.high or ours.high < interval.low or np.isnan(interval.mean) for interval in theirs)
 
 
 def _final(name: str) -> Callable[[Result], float | None]:
@@ -308,5 +310,5 @@ def _same(one: RunTargetCost, other: RunTargetCost) -> bool:
 
 
 def _shown(values: Sequence[float | None], show: Callable[[float], str]) -> str:
-    known = [each for each in values if each is not None]
+    known = [value for value in values if value is not None]
     return show(float(np.mean(known))) if known and len(known) == len(values) else units.NOT_KNOWN

@@ -31,9 +31,12 @@ def plan(source: str | Mapping[str, Any] | Experiment | Solve, overrides: Sequen
     """Return what a run would be and would cost, as pairs of a label and a text; raise `UserError` as the run would."""
     if are_solves(source, ()):
         solves = load_solves(source, overrides)  # type: ignore[arg-type]
-        return [*_solve(solves[0]), *_place([each.name for each in solves], output)]
+        return [*_solve(solves[0]), *_place([solve.name for solve in solves], output)]
     experiments = load_replicas(source, overrides)  # type: ignore[arg-type]
-    return [*_experiment(experiments[0], len(experiments)), *_place([each.name for each in experiments], output)]
+    return [
+        *_experiment(experiments[0], len(experiments)),
+        *_place([experiment.name for experiment in experiments], output),
+    ]
 
 
 def _experiment(experiment: Experiment, replicas: int) -> Iterator[tuple[str, str]]:
@@ -57,8 +60,8 @@ def _experiment(experiment: Experiment, replicas: int) -> Iterator[tuple[str, st
         raise UserError(f"{experiment.name}: no round could be tried; raise rounds")
     share = experiment.rounds / len(measured)
     records = [each.record for each in measured]
-    yield "uplink", f"about {units.format_bits(share * sum(each.uplink_bits for each in records))} in all"
-    yield "downlink", f"about {units.format_bits(share * sum(each.downlink_bits for each in records))} in all"
+    yield "uplink", f"about {units.format_bits(share * sum(record.uplink_bits for record in records))} in all"
+    yield "downlink", f"about {units.format_bits(share * sum(record.downlink_bits for record in records))} in all"
     yield "simulated time", f"about {units.format_seconds(share * records[-1].simulated_seconds)}"
     # The first round has what later ones find ready, and the evaluations of both are not those of the whole run.
     seconds = min(each.wall_seconds for each in measured) * experiment.rounds

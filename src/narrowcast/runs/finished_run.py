@@ -299,10 +299,10 @@ class Column:
 
 def table_of(columns: Sequence[Column], caption: str = "") -> TextTable:
     """Return a table of these columns, words before numbers."""
-    ordered = [*(each for each in columns if each.word), *(each for each in columns if not each.word)]
+    ordered = [*(column for column in columns if column.word), *(column for column in columns if not column.word)]
     bold = frozenset((row, place) for place, each in enumerate(ordered) for row in each.bold)
-    rows = list(zip(*(each.cells for each in ordered), strict=True))
-    return TextTable([each.head for each in ordered], rows, sum(each.word for each in ordered), bold, caption)
+    rows = list(zip(*(column.cells for column in ordered), strict=True))
+    return TextTable([column.head for column in ordered], rows, sum(column.word for column in ordered), bold, caption)
 
 
 def with_spread(name: str, mean: float, spread: float, shares: FractionMetrics = None) -> str:

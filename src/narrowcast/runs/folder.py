@@ -88,7 +88,7 @@ def find_run(run: object, output: Path) -> Path:
 def runs_in(folder: Path, file: str = RESULT) -> list[Path]:
     """Return the folder of a run itself; of a folder of runs, such as a benchmark's, those that have the file."""
     within = (
-        [] if (folder / CONFIG).is_file() else sorted((each.parent for each in folder.glob(f"*/{file}")), key=_natural)
+        [] if (folder / CONFIG).is_file() else sorted((path.parent for path in folder.glob(f"*/{file}")), key=_natural)
     )
     return within or [folder]
 
@@ -102,7 +102,7 @@ def find_runs(given: Iterable[str | Path], output: Path, file: str = RESULT) -> 
     for word in given:
         folder = find_run(word, output)
         folders = [folder] if folder.is_dir() or not _PATTERN.search(str(word)) else _matching(str(word), output, file)
-        found |= {each.resolve(): each for folder in folders for each in runs_in(folder, file)}
+        found |= {path.resolve(): path for folder in folders for path in runs_in(folder, file)}
     return list(found.values())
 
 
@@ -114,7 +114,7 @@ def _matching(pattern: str, output: Path, file: str) -> list[Path]:
             matching = list(place.glob(pattern if place == output else str(Path(pattern).relative_to(root))))
             if folders := [each for each in matching if any((run / file).is_file() for run in runs_in(each, file))]:
                 return sorted(folders, key=_natural)
-    there = ", ".join(each.name for each in sorted((each.parent for each in output.glob(f"*/{file}")), key=_natural))
+    there = ", ".join(each.name for each in sorted((path.parent for path in output.glob(f"*/{file}")), key=_natural))
     raise UserError(f"no finished run matches {pattern}; finished runs in {output}: {there or 'none'}")
 
 
@@ -243,8 +243,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 def differing_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the dotted paths whose values are not the same in all runs."""
-    paths = dict.fromkeys(path for each in settings for path in each)
-    return [path for path in paths if len({str(each.get(path)) for each in settings}) > 1]
+    paths = dict.fromkeys(path for run_settings in settings for path in run_settings)
+    return [path for path in paths if len({str(run_settings.get(path)) for run_settings in settings}) > 1]
 
 
 def shown_setting(value: object) -> str:

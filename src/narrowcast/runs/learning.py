@@ -80,7 +80,7 @@ def nothing_used(experiment: Experiment, ledgers: Iterable[Ledger], run: Run | N
 
     With `run`, a loss that is not finite before any training is told from training that diverges.
     """
-    explained = list(islice((each for each in ledgers if len(each["client"])), _ROUNDS_EXPLAINED))
+    explained = list(islice((ledger for ledger in ledgers if len(ledger["client"])), _ROUNDS_EXPLAINED))
     causes = _causes(experiment, explained)
     if not causes:
         return NoLearningError(
@@ -127,7 +127,7 @@ def _explained(cause: str, experiment: Experiment, ledgers: Sequence[Ledger]) ->
         return _ADVICE[cause]
     match cause:
         case "late":
-            fastest = min((min(each["seconds"]) for each in ledgers if len(each["seconds"])), default=math.nan)
+            fastest = min((min(ledger["seconds"]) for ledger in ledgers if len(ledger["seconds"])), default=math.nan)
             overhead = experiment.clock.compute_overhead_seconds
             advice = f", {overhead:g} s of them clock.compute_overhead_seconds" if overhead else ""
             return (

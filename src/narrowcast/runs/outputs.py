@@ -165,7 +165,7 @@ def measured(journal: Journal, experiment: Experiment, task: Task) -> dict[str, 
         "final": journal.final_metrics(),
         "best": journal.best_metrics(lower),
         "targets": [
-            each.model_dump() for each in target_costs(RunTargetCost, experiment.targets, journal.rounds, lower)
+            target.model_dump() for target in target_costs(RunTargetCost, experiment.targets, journal.rounds, lower)
         ],
         "rounds": last["round"],
         "uplink_bits": last["total_uplink_bits"],
@@ -282,7 +282,9 @@ def solve_measures(journal: Journal, solve: Solve) -> dict[str, Any]:
         "residual": last["residual"],
         "final": journal.final_metrics(),
         "best": journal.best_metrics(lower),
-        "targets": [each.model_dump() for each in target_costs(SolveTargetCost, solve.targets, journal.rounds, lower)],
+        "targets": [
+            target.model_dump() for target in target_costs(SolveTargetCost, solve.targets, journal.rounds, lower)
+        ],
         "solver_seconds": last["solver_seconds"],
         "wall_seconds": last["wall_seconds"],
     }

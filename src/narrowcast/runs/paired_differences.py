@@ -39,22 +39,22 @@ class PairedDifference:
     p_holm: float
 
 
-FIELDS = [each.name for each in fields(PairedDifference)]
+FIELDS = [field.name for field in fields(PairedDifference)]
 
 
 def reference_of(groups: Sequence[SeedGroup], wanted: str) -> SeedGroup:
     """Return the group of this label, or of which a run has this name or matches this pattern; raise `UserError`."""
-    found = [each for each in groups if wanted == each.label] or [
-        each for each in groups if any(fnmatchcase(run.name, wanted) for run in each.runs)
+    found = [group for group in groups if wanted == group.label] or [
+        group for group in groups if any(fnmatchcase(run.name, wanted) for run in group.runs)
     ]
-    found = found or [each for each in groups if each.label.partition(" (")[0] == wanted]
+    found = found or [group for group in groups if group.label.partition(" (")[0] == wanted]
     if len(found) == 1:
         return found[0]
-    labels = [each.label for each in groups]
+    labels = [group.label for group in groups]
     problem = f"{', '.join(each.label for each in found)} match it" if found else "no run is called so"
     raise UserError(
         f"against {wanted}: {problem}; give the name of one group, or of a run in it: {', '.join(labels)}"
-        f"{'' if found else suggest(wanted, [name for each in groups for name in (each.label, *_names(each))])}"
+        f"{'' if found else suggest(wanted, [name for group in groups for name in (group.label, *_names(group))])}"
     )
 
 
@@ -67,11 +67,11 @@ def paired_differences(
 ) -> list[PairedDifference]:
     """Return the difference of each other group on the data of the reference, metric by metric."""
     others = [
-        each for each in groups if each is not reference and each.runs[0].file.data == reference.runs[0].file.data
+        group for group in groups if group is not reference and group.runs[0].file.data == reference.runs[0].file.data
     ]
     found = []
     for metric in metrics:
-        tests = [_test(each, reference, metric, seeds) for each in others]
+        tests = [_test(group, reference, metric, seeds) for group in others]
         known = [place for place, each in enumerate(tests) if each.pairs > 1]
         corrected = dict(zip(known, holm([tests[place].p for place in known]), strict=True)) if known else {}
         found += [replace(each, p_holm=corrected.get(place, np.nan)) for place, each in enumerate(tests)]
@@ -79,9 +79,9 @@ def paired_differences(
 
 
 def _test(group: SeedGroup, reference: SeedGroup, metric: str, seeds: SeedsOf) -> PairedDifference:
-    ours, theirs = (_by_seeds(each, metric, seeds) for each in (group, reference))
-    common = [each for each in ours if each in theirs]
-    one, other = ([values[each] for each in common] for values in (ours, theirs))
+    ours, theirs = (_by_seeds(seed_group, metric, seeds) for seed_group in (group, reference))
+    common = [seed for seed in ours if seed in theirs]
+    one, other = ([values[seed] for seed in common] for values in (ours, theirs))
     if not common:
         return PairedDifference(group.label, metric, 0, *[np.nan] * 5)
     if len(common) == 1:

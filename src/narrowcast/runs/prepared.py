@@ -163,15 +163,15 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedExperime
 
 def prepare_lockstep(runs: Sequence[PreparedExperiment]) -> list[PreparedExperiment]:
     """Check that runs can go in lockstep in this process, and let those with the same data share one object."""
-    by_digest = {each.task.data.digest: each.task.data for each in reversed(runs)}
-    for each in runs:
-        if each.experiment.backend.kind != "local":
+    by_digest = {member.task.data.digest: member.task.data for member in reversed(runs)}
+    for run in runs:
+        if run.experiment.backend.kind != "local":
             raise UserError("replicas run in lockstep in this process; add --backend local")
-        if each.experiment.secure.kind != "none":
+        if run.experiment.secure.kind != "none":
             raise UserError("replicas cannot run in lockstep with secure; start each run by itself")
-        if each.experiment.schedule.kind != "synchronous":
+        if run.experiment.schedule.kind != "synchronous":
             raise UserError("replicas cannot run in lockstep with a buffered schedule; start each run by itself")
-    shared = [replace(each.task, data=by_digest[each.task.data.digest]) for each in runs]
+    shared = [replace(member.task, data=by_digest[member.task.data.digest]) for member in runs]
     return [replace(each, run=replace(each.run, task=task)) for each, task in zip(runs, shared, strict=True)]
 
 
@@ -313,9 +313,9 @@ def prepare_solves(
     solves = load_solves(source, overrides)
     if resume_if_begun and len(solves) == 1 and has_run(output / solves[0].name):
         return [resume_solve(output / solves[0].name, solves[0])]
-    problems = {repr(each.problem_source): each.problem_source for each in solves}
+    problems = {repr(solve.problem_source): solve.problem_source for solve in solves}
     loaded = {key: source.load() for key, source in problems.items()}
-    return [prepare_solve(each, output, loaded[repr(each.problem_source)]) for each in solves]
+    return [prepare_solve(solve, output, loaded[repr(solve.problem_source)]) for solve in solves]
 
 
 def _named(folder: Path, source: Any, overrides: Sequence[str]) -> PreparedSolve:

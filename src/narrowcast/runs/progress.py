@@ -114,23 +114,26 @@ class ProgressDisplay:
     @classmethod
     def of(cls, runs: Sequence[PreparedExperiment] | Sequence[PreparedSolve]) -> ProgressDisplay:
         """Return the display for runs that are about to start."""
-        solves = {each.folder.name: each for each in runs if isinstance(each, PreparedSolve)}
+        solves = {run.folder.name: run for run in runs if isinstance(run, PreparedSolve)}
         if solves:
             shares = fraction_metrics(next(iter(solves.values())).solve.problem)
             steps = {name: (each.state.iteration, each.solve.iterations) for name, each in solves.items()}
             return cls(steps, shares, ITERATION, data_line(runs[0].input))
-        experiments = [each for each in runs if isinstance(each, PreparedExperiment)]
-        rounds = {each.folder.name: (each.state.round_index, each.experiment.rounds) for each in experiments}
+        experiments = [run for run in runs if isinstance(run, PreparedExperiment)]
+        rounds = {
+            experiment.folder.name: (experiment.state.round_index, experiment.experiment.rounds)
+            for experiment in experiments
+        }
         return cls(rounds, fraction_metrics(experiments[0].experiment.model), data=data_line(runs[0].input))
 
     def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self._runs.values():
-            if each.bar is not None:
+        for run in self._runs.values():
+            if run.bar is not None:
                 with output_may_end():
-                    each.bar.close()
+                    run.bar.close()
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Show a round or iteration, given its row of the journal and the name of its `run`."""

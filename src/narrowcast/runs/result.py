@@ -286,7 +286,7 @@ class Result(FinishedRun[ResultFile]):
         chosen, shares = self.chosen, self.file.shares
         for split in ("test", "validation"):
             # Without a global model there are statistics over clients alone.
-            measured = metrics_of([each.removesuffix(f".{CLIENTS}") for each in self.final], split)
+            measured = metrics_of([key.removesuffix(f".{CLIENTS}") for key in self.final], split)
             for metric in [each for each in measured if each != "loss"] or measured:
                 name, peak = f"{split}.{metric}", ""
                 if chosen is not None and name in chosen[1]:
@@ -298,7 +298,7 @@ class Result(FinishedRun[ResultFile]):
                     whose = "clients' own models" if self.file.personal else "clients"
                     rows.append((f"{metric_label(name)} of {whose}", statistics))
         rows += self.baseline_rows()
-        rows += [(self.file.goal(each), target_cost(each)) for each in self.targets]
+        rows += [(self.file.goal(target), target_cost(target)) for target in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
         if self.touched_uplink_bits != self.full_uplink_bits:
             lossless = units.format_compression(self.uplink_bits, self.touched_uplink_bits)

@@ -105,7 +105,9 @@ class _RunVerification:
     @cached_property
     def _states(self) -> dict[int, RunState]:
         """The states of the checkpoints by round."""
-        return {each.state.round_index: each.state for each in self.saved if each.state is not None}
+        return {
+            checkpoint.state.round_index: checkpoint.state for checkpoint in self.saved if checkpoint.state is not None
+        }
 
     def _row(self, step: int) -> Mapping[str, Any]:
         return self.journal.rounds[step - 1] if 0 < step <= self.journal.last_step else {}
@@ -120,7 +122,7 @@ class _RunVerification:
         return replace(self.run, plan=plan)
 
     def _data(self, result: Mapping[str, Any] | None) -> Check:
-        recorded = {f"the checkpoint of round {each.step}": each.data_sha256 for each in self.saved}
+        recorded = {f"the checkpoint of round {checkpoint.step}": checkpoint.data_sha256 for checkpoint in self.saved}
         recorded |= {} if result is None else {RESULT: result["data_sha256"] or ""}
         return data_check({file: sha256 for file, sha256 in recorded.items() if sha256}, self.run.task.data)
 

@@ -77,7 +77,7 @@ from narrowcast.solve_run import Solve
 def closing_entries(result: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, float]]:
     """Return the sha256 of the model or answer, and the costs of the targets, from the content of `result.json`."""
     name, kind = ("answer_sha256", SolveTargetCost) if "answer_sha256" in result else ("model_sha256", RunTargetCost)
-    metrics = [kind.model_validate(each).metrics() for each in result["targets"]]
+    metrics = [kind.model_validate(target).metrics() for target in result["targets"]]
     return {name: result[name]}, {key: cost for each in metrics for key, cost in each.items()}
 
 
@@ -392,17 +392,17 @@ def _to_resume(name: str, output: Path) -> list[Path]:
     folder = find_run(name, output)
     if folder.is_dir() or "*" not in name:
         return [folder]
-    return sorted(each.parent for each in output.glob(f"{name}/{CONFIG}")) or [folder]
+    return sorted(file.parent for file in output.glob(f"{name}/{CONFIG}")) or [folder]
 
 
 def _load(experiments: Sequence[Experiment]) -> list[Dataset]:
     """Return the data of each experiment, one object for all that have the same."""
     by_source: dict[str, Dataset] = {}
     by_digest: dict[str, Dataset] = {}
-    for each in experiments:
-        source = repr(each.data_source)
+    for experiment in experiments:
+        source = repr(experiment.data_source)
         if source not in by_source:
-            data = load_data(each)
+            data = load_data(experiment)
             by_source[source] = by_digest.setdefault(data.digest, data) if len(experiments) > 1 else data
     return [by_source[repr(each.data_source)] for each in experiments]
 
@@ -416,12 +416,12 @@ def _prepare_named(folder: Path, source: Source | None, overrides: Sequence[str]
 
 def begun(runs: Sequence[PreparedRun]) -> Sequence[PreparedRun]:
     """Return the runs that have a folder, which can be resumed."""
-    return [each for each in runs if each.folder.is_dir()]
+    return [member for member in runs if member.folder.is_dir()]
 
 
 def resume_command(runs: Sequence[PreparedRun]) -> str:
     """Return the command that resumes those of these runs that have begun, many of them by a pattern of their names."""
-    output, names = runs[0].folder.parent, [each.folder.name for each in begun(runs)]
+    output, names = runs[0].folder.parent, [member.folder.name for member in begun(runs)]
     pattern = f"{escape(commonprefix(names))}*"  # noqa: RUF071 - the beginnings of names, not paths
     if len(names) > _NAMES_SHOWN and {path.name for path in output.glob(pattern) if path.is_dir()} == set(names):
         names = [pattern]
@@ -436,10 +436,10 @@ def run_all(runs: Prepared, on_round: OnRound) -> list[dict[str, Any] | RunFaile
     """
     if len(runs) == 1:
         return [run(runs[0], on_round)]
-    experiments = [each for each in runs if isinstance(each, PreparedExperiment)]
+    experiments = [member for member in runs if isinstance(member, PreparedExperiment)]
     if len(experiments) == len(runs):
         return run_replicas(experiments, on_round)
-    return [_result_or_failure(each, on_round) for each in runs]
+    return [_result_or_failure(member, on_round) for member in runs]
 
 
 def _result_or_failure(prepared: PreparedRun, on_round: OnRound) -> dict[str, Any] | RunFailed:
@@ -477,7 +477,10 @@ def run_replicas(runs: Sequence[PreparedExperiment], on_round: OnRound) -> list[
         recorders = [
             stack.enter_context(recorded(each, on_round, monitored=place == 0)) for place, each in enumerate(runs)
         ]
-        with closing(lockstep([each.run for each in runs], [each.state for each in runs])) as rounds, defer_signals():
+        with (
+            closing(lockstep([member.run for member in runs], [member.state for member in runs])) as rounds,
+            defer_signals(),
+        ):
             try:
                 while outcomes := _next_round(rounds, results.keys()):
                     for place, outcome in outcomes.items():

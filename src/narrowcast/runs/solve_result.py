@@ -117,7 +117,7 @@ class SolveResult(FinishedRun[SolveFile]):
         file, shares = self.file, self.file.shares
         rows = [(metric_label(name), format_metric(name, value, shares)) for name, value in file.final.items()]
         rows += self.baseline_rows()
-        rows += [(file.goal(each), _cost(each)) for each in file.targets]
+        rows += [(file.goal(target), _cost(target)) for target in file.targets]
         return [
             *rows,
             ("residual", f"{file.residual:.4g}"),

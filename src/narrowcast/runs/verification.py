@@ -103,10 +103,12 @@ class _SolveVerification:
     @cached_property
     def _states(self) -> dict[int, SolveState]:
         """The states of the checkpoints by iteration."""
-        return {each.state.step: each.state for each in self.saved if each.state is not None}
+        return {checkpoint.state.step: checkpoint.state for checkpoint in self.saved if checkpoint.state is not None}
 
     def _data(self, result: Mapping[str, Any] | None) -> Check:
-        recorded = {f"the checkpoint of iteration {each.step}": each.data_sha256 for each in self.saved}
+        recorded = {
+            f"the checkpoint of iteration {checkpoint.step}": checkpoint.data_sha256 for checkpoint in self.saved
+        }
         recorded |= {} if result is None else {RESULT: result["problem_sha256"]}
         recorded = {file: sha256 for file, sha256 in recorded.items() if sha256}
         return replace(data_check(recorded, self.problem), subject="problem")
@@ -147,13 +149,13 @@ class _SolveVerification:
         stopping = _AsRecorded(leg.last, self.solve.tolerance, self._rows)
         reached, end = leg.origin, None
         with closing(iterations(self.problem, self.solve.solver, stopping, state)) as steps:
-            for each in steps:
-                reached, row = each.step, self._rows.get(each.step, {})
+            for step in steps:
+                reached, row = step.step, self._rows.get(step.step, {})
                 names = {"residual", *evaluation(row)}
-                found = {"residual": each.residual, **each.metrics}
+                found = {"residual": step.residual, **step.metrics}
                 if wrong := difference(found, {name: row[name] for name in row if name in names}):
-                    return Check(subject, compared, f"iteration {each.step}: repeated, {wrong}")
-                end = each.state
+                    return Check(subject, compared, f"iteration {step.step}: repeated, {wrong}")
+                end = step.state
         if reached != leg.last or end is None:
             return Check(subject, compared, f"repeated, the solve ends at iteration {reached}")
         if reached == self.journal.last_step:
@@ -274,7 +276,9 @@ def guarded(checks: Iterator[Check]) -> Iterator[Check]:
 def code_in(file: Path) -> str:
     """Return what a configuration names that would run as code, if anything."""
     values = read_yaml(read_limited(file), str(file))
-    return next((f"the program {each}" for each in _programs_in(values)), "") or next(plugins.specs_in(values), "")
+    return next((f"the program {program}" for program in _programs_in(values)), "") or next(
+        plugins.specs_in(values), ""
+    )
 
 
 def _programs_in(values: Any) -> Iterator[str]:
@@ -283,7 +287,7 @@ def _programs_in(values: Any) -> Iterator[str]:
             yield " ".join(map(str, values.get("command") or ()))
         values = list(values.values())
     if isinstance(values, list):
-        yield from (each for part in values for each in _programs_in(part))
+        yield from (program for part in values for program in _programs_in(part))
 
 
 def _without_code(folder: Path, code: str) -> Iterator[Check]:

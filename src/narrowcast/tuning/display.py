@@ -120,7 +120,7 @@ class StudyDisplay:
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def _line(self, trial: TrialRecord) -> str:
-        done = sum(each.state != "lost" for each in self._ended)
+        done = sum(record.state != "lost" for record in self._ended)
         head = f"[{done}/{self._n_trials}] trial {trial.number}  {trial.state} after {trial.rounds} {self._steps}"
         reached = [labelled(name, trial.metrics[name], self._shares) for name in self._objectives if trial.metrics]
         return "  ".join(filter(None, (head, *reached, trial.reason, format_params(trial.params))))

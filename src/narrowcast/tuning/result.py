@@ -70,12 +70,12 @@ class StudyResult:
     """Advice to follow before the chosen trial stands for its method in a comparison."""
 
     def __repr__(self) -> str:
-        states = Counter(each.state for each in self.records)
+        states = Counter(record.state for record in self.records)
         counted = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
         lines = [f"{self.folder.name}: trials {counted}, in {self.folder}"]
-        for each in self.best_trials:
-            chosen = "chosen" if each is self.best else "next"
-            lines.append(f"  {chosen}: trial {each.number}  {format_params(each.params)}")
+        for trial in self.best_trials:
+            chosen = "chosen" if trial is self.best else "next"
+            lines.append(f"  {chosen}: trial {trial.number}  {format_params(trial.params)}")
         for held in self.holdout:
             means = ", ".join(
                 f"{name} {format_metric(name, value, self.shares)}" for name, value in held.means().items()
@@ -95,21 +95,21 @@ class StudyResult:
         from pandas import DataFrame
 
         rows = []
-        for each in self.records:
-            plain = {name: value for name, value in vars(each).items() if name not in ("params", "metrics")}
-            rows.append({**plain, **each.params, **each.metrics})
+        for record in self.records:
+            plain = {name: value for name, value in vars(record).items() if name not in ("params", "metrics")}
+            rows.append({**plain, **record.params, **record.metrics})
         return DataFrame(rows)
 
     @property
     def ended(self) -> int:
         """The number of trials that have ended."""
-        return sum(each.state not in ("running", "waiting") for each in self.records)
+        return sum(record.state not in ("running", "waiting") for record in self.records)
 
     def metrics(self, objectives: Sequence[str], wall_seconds: float) -> dict[str, float]:
         """Return the metrics of the study's own MLflow run."""
-        states = Counter(each.state for each in self.records)
+        states = Counter(record.state for record in self.records)
         metrics = {f"trials_{state}": float(count) for state, count in states.items()}
-        metrics |= {"rounds_run": float(sum(each.rounds for each in self.records)), "wall_seconds": wall_seconds}
+        metrics |= {"rounds_run": float(sum(record.rounds for record in self.records)), "wall_seconds": wall_seconds}
         if self.best is not None:
             metrics |= {f"best.{name}": self.best.metrics[name] for name in objectives}
             metrics["best.trial"] = float(self.best.number)
@@ -122,19 +122,19 @@ class StudyResult:
         return {
             "name": self.folder.name,
             "storage": storage,
-            "trials": dict(Counter(each.state for each in self.records)),
-            "rounds_run": sum(each.rounds for each in self.records),
+            "trials": dict(Counter(record.state for record in self.records)),
+            "rounds_run": sum(record.rounds for record in self.records),
             "wall_seconds": wall_seconds,
             "chosen": self.best.number if self.best else None,
-            "best": [_plain(each) for each in self.best_trials],
-            "pareto_front": [_plain(each) for each in self.front],
-            "holdout": [each.plain() for each in self.holdout],
+            "best": [_plain(trial) for trial in self.best_trials],
+            "pareto_front": [_plain(trial) for trial in self.front],
+            "holdout": [evaluation.plain() for evaluation in self.holdout],
             "cautions": list(self.cautions),
         }
 
     def note(self, objectives: Mapping[str, str]) -> str:
         """Return the description of the study for its page in MLflow, in Markdown."""
-        states = Counter(each.state for each in self.records)
+        states = Counter(record.state for record in self.records)
         sought = " and ".join(f"{metric_label(name)} ({direction})" for name, direction in objectives.items())
         lines = [
             f"A study of {sought}: {', '.join(f'{count} {state}' for state, count in states.items())} trials. "
@@ -409,7 +409,7 @@ class HoldoutEvaluation:
     def means(self) -> dict[str, float]:
         """Return all test metrics, averaged over the seeds; all metrics of a problem that has none of test."""
         names = metric_names(self.rows[0])
-        return {name: self.metric(name)[0] for name in [each for each in names if each.startswith("test.")] or names}
+        return {name: self.metric(name)[0] for name in [name for name in names if name.startswith("test.")] or names}
 
     def plain(self) -> dict[str, Any]:
         """Return the plain values for `result.json`."""
@@ -463,13 +463,13 @@ class HoldoutQueue(RetryQueue[TrialBatch, int]):
         """Return the runs as MLflow is to have them."""
         return [
             TrialRun(
-                key=f"{each.trial.number}-test-{offset}",
-                name=f"{each.trial.number:03d}-test-seed-{offset}-{self._file.name}",
+                key=f"{result.trial.number}-test-{offset}",
+                name=f"{result.trial.number:03d}-test-seed-{offset}-{self._file.name}",
                 state="complete",
-                params=each.trial.params,
-                tags={"holdout_of": str(each.trial.number)},
+                params=result.trial.params,
+                tags={"holdout_of": str(result.trial.number)},
                 rows=(row,),
             )
-            for each in results
-            for offset, row in zip(each.seeds, each.rows, strict=True)
+            for result in results
+            for offset, row in zip(result.seeds, result.rows, strict=True)
         ]

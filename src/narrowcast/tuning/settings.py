@@ -208,7 +208,7 @@ def final_costs(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the costs to be shown of a whole trial, by heading."""
     if "iteration" in row:
         return {"iterations": "iterations", "time of the solver": "solver_seconds"}
-    return {each.removesuffix("_bits"): each for each in EXPERIMENT_COSTS if each.endswith("_bits")}
+    return {cost.removesuffix("_bits"): cost for cost in EXPERIMENT_COSTS if cost.endswith("_bits")}
 
 
 def trial_metrics(row: Mapping[str, Any]) -> dict[str, float]:

@@ -215,7 +215,7 @@ class Space:
 
     def _before(self, path: str) -> list[str]:
         section = [path.rsplit(".", depth)[0] for depth in range(1, path.count(".") + 1)]
-        kinds = [f"{each}.kind" for each in section] + section
+        kinds = [f"{settings}.kind" for settings in section] + section
         return [*self.dimensions[path].when, *(each for each in kinds if each != path)]
 
     def active(self, path: str, drawn: Mapping[str, Any]) -> bool:

@@ -113,7 +113,7 @@ def _chosen(choice: Choice, values: Sequence[Any]) -> tuple[FloatArray, list[flo
     """Return the positions of a choice's values on an axis from 0 to 1, and the axis's ticks and labels."""
     labels = choice.grid()
     at = [place / max(1, len(labels) - 1) for place in range(len(labels))]
-    return np.array([at[labels.index(value)] for value in values]), at, [str(each)[:24] for each in labels]
+    return np.array([at[labels.index(value)] for value in values]), at, [str(name)[:24] for name in labels]
 
 
 def _measured(values: Sequence[float], *, log: bool) -> tuple[FloatArray, list[float], list[str]]:
@@ -246,13 +246,13 @@ def _parallel_page(columns: Sequence[_Column], rows: Sequence[TrialRecord], file
     values, label = _scaled(name, np.array([row.metrics[name] for row in rows]), file.shares)
     axes = [
         {
-            "label": each.label.replace("\n", "<br>"),
-            "values": each.places,
+            "label": column.label.replace("\n", "<br>"),
+            "values": column.places,
             "range": [0, 1],
-            "tickvals": each.ticks,
-            "ticktext": each.texts,
+            "tickvals": column.ticks,
+            "ticktext": column.texts,
         }
-        for each in columns
+        for column in columns
     ]
     line = {
         "color": values,

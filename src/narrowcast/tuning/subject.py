@@ -177,7 +177,7 @@ class SolveKind(RunKind):
         few = run.model_copy(update={"iterations": _TIMED_ITERATIONS, "evaluate_every": 1, "spacing": None})
         began = time.perf_counter()
         steps = list(iterations(problem, run.solver, few, begin(problem, run.solver, run.seed)))
-        evaluation = sum(each.evaluate_seconds for each in steps) / len(steps)
+        evaluation = sum(step.evaluate_seconds for step in steps) / len(steps)
         return (time.perf_counter() - began) / len(steps) - evaluation, evaluation
 
 

@@ -138,16 +138,16 @@ class _StudyVerification:
     @cached_property
     def _records(self) -> list[TrialRecord]:
         """The trials; without a journal those with files here, and of others, such as lost ones, what the table has."""
-        found = {each.number: each for each in (*_records_of_table(self.folder), *_records_of_files(self.folder))}
+        found = {record.number: record for record in (*_records_of_table(self.folder), *_records_of_files(self.folder))}
         return [found[number] for number in sorted(found)]
 
     def _trials(self, records: Sequence[TrialRecord]) -> Iterator[Check]:
         """Compare the files of each trial with its record, and its metrics with its evaluations."""
-        ended = [each for each in records if each.state in ("complete", "pruned", "failed")]
-        here = [each for each in ended if (self.folder / of_trial(each.number) / RESULT).is_file()]
-        problem = next((f"trial {each.number}: {why}" for each in here if (why := self._other_trial(each))), "")
+        ended = [record for record in records if record.state in ("complete", "pruned", "failed")]
+        here = [record for record in ended if (self.folder / of_trial(record.number) / RESULT).is_file()]
+        problem = next((f"trial {record.number}: {why}" for record in here if (why := self._other_trial(record))), "")
         yield Check("trials", f"the files of {len(here)} trials against {JOURNAL} and {FILE}", problem)
-        if missing := [str(each.number) for each in ended if each not in here]:
+        if missing := [str(record.number) for record in ended if record not in here]:
             yield Check("other trials", skipped=f"trials {', '.join(missing)} have no files here")
 
     def _other_trial(self, record: TrialRecord) -> str:
@@ -195,7 +195,7 @@ class _StudyVerification:
 
     def _has_ended(self, records: Sequence[TrialRecord], holdout: Sequence[HoldoutEvaluation]) -> bool:
         """Return False if a study was interrupted: trials are left to run, or to be evaluated on test."""
-        if any(each.state in ("running", "waiting") for each in records):
+        if any(record.state in ("running", "waiting") for record in records):
             return False
         return not self.file.settings.holdout.trials or len(holdout) == len(self._best(records))
 
@@ -217,9 +217,9 @@ class _StudyVerification:
             since = f"it is of {said} trials, and the study, which has not ended, has {its.ended} since"
             yield Check(RESULT, skipped=since)
             return
-        running = any(each.state in ("running", "waiting") for each in records)
+        running = any(record.state in ("running", "waiting") for record in records)
         compared, left_out = "the numbers of trials", {"storage", "wall_seconds"}
-        if absent := [str(each.number) for each in records if each.state == "complete" and not each.metrics]:
+        if absent := [str(record.number) for record in records if record.state == "complete" and not record.metrics]:
             compared += f"; the choice would need the files of trials {', '.join(absent)}"
             left_out |= {"chosen", "best", "pareto_front", "holdout", "cautions"}
         elif found.get("chosen") is not None and best:
@@ -242,26 +242,26 @@ class _StudyVerification:
     ) -> Iterator[Check]:
         """Run trials again within the budget, and say which part of all that is."""
         queue = self._repeatable(records, holdout, budget)
-        total = sum(each.steps for each in queue)
+        total = sum(trial_record.steps for trial_record in queue)
         if not queue:
             yield Check("trials repeated", skipped="no trial has evaluations here")
             return
-        left = count = budget.count(total, sum(each.seconds for each in queue))
+        left = count = budget.count(total, sum(trial_record.seconds for trial_record in queue))
         shared = self.file.subject.load(self.file.build({})) if count else None
         began_with = self.attributes.get(data_key(shared.source)) if shared is not None else None
         if shared is not None and began_with not in (None, shared.data.digest):
             yield Check("data", f"sha256 against {JOURNAL}", "different data: trials cannot be repeated with these")
             return
         repeated: list[str] = []
-        for each in queue:
-            if each.steps <= left or (not repeated and left >= int(each.rows[0]["round"]) * len(each.spec.runs)):
-                most = left // len(each.spec.runs)
-                left -= min(each.steps, left)
-                repeated.append(each.name)
-                whole = each.steps <= most * len(each.spec.runs)
+        for record in queue:
+            if record.steps <= left or (not repeated and left >= int(record.rows[0]["round"]) * len(record.spec.runs)):
+                most = left // len(record.spec.runs)
+                left -= min(record.steps, left)
+                repeated.append(record.name)
+                whole = record.steps <= most * len(record.spec.runs)
                 part = "each evaluation" if whole else f"each evaluation up to round {most}"
-                yield Check(each.name, f"run again: {part}", self._other_evaluation(each, shared, most))
-        rest = [each.name for each in queue if each.name not in repeated]
+                yield Check(record.name, f"run again: {part}", self._other_evaluation(record, shared, most))
+        rest = [trial_record.name for trial_record in queue if trial_record.name not in repeated]
         compared = f"{count - left} of {total} rounds or iterations ({100 * (count - left) / total:.0f} %)"
         if rest and repeated:
             compared += f"; drawn with --seed {budget.seed}"
@@ -274,14 +274,14 @@ class _StudyVerification:
         """Return what can be run again: the chosen trial, its hold-out evaluations, and all others in a drawn order."""
         found = [
             _Repeatable(
-                f"hold-out evaluation of trial {each.trial.number}, seed {offset}",
-                TrialSpec(0, (self.file.build(each.trial.params, offset),), on_test=True),
+                f"hold-out evaluation of trial {trial_record.trial.number}, seed {offset}",
+                TrialSpec(0, (self.file.build(trial_record.trial.params, offset),), on_test=True),
                 [row],
                 None,
                 ended=True,
             )
-            for each in holdout
-            for offset, row in zip(each.seeds, each.rows, strict=True)
+            for trial_record in holdout
+            for offset, row in zip(trial_record.seeds, trial_record.rows, strict=True)
         ]
         for record in records:
             if record.state in ("complete", "pruned") and (rows := StudyFolder(self.folder).read_rounds(record.number)):

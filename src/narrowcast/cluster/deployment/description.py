@@ -87,7 +87,7 @@ class Deployment(_Part):
     @field_validator("workers")
     @classmethod
     def _named_apart(cls, value: tuple[Workers, ...]) -> tuple[Workers, ...]:
-        names = [each.name for each in value]
+        names = [entry.name for entry in value]
         if len(set(names)) < len(names):
             raise ValueError("two groups have the same name; give each a different one")
         return value
@@ -95,7 +95,7 @@ class Deployment(_Part):
     @property
     def gpus(self) -> bool:
         """True if any node has a GPU."""
-        return any(each.gpus for each in (self.head, *self.workers))
+        return any(worker.gpus for worker in (self.head, *self.workers))
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of Ray on every node."""

@@ -36,7 +36,7 @@ def _cluster_spec(deployment: Deployment) -> dict[str, Any]:
             "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": str(head.cpus), **_resources(head)},
             "template": _pod(deployment, head, "ray-head", {"gcs": 6379, "dashboard": 8265, "metrics": 8080}),
         },
-        "workerGroupSpecs": [_group(deployment, each) for each in deployment.workers],
+        "workerGroupSpecs": [_group(deployment, worker) for worker in deployment.workers],
     }
 
 

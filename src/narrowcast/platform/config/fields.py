@@ -108,4 +108,4 @@ class Role:
 def role_of(model: type[BaseModel], name: str) -> Role:
     """Return the role of a field; the default for names that are not a role."""
     field = model.model_fields.get(name)
-    return next((each for each in field.metadata if isinstance(each, Role)), Role()) if field else Role()
+    return next((metadata for metadata in field.metadata if isinstance(metadata, Role)), Role()) if field else Role()

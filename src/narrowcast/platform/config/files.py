@@ -206,8 +206,8 @@ def suggest(word: str, known: Collection[str]) -> str:
     """The closest known word as a question, or nothing."""
     section, _, last = str(word).rpartition(".")
     # Names of one section are compared without it: test.loss is not like test.f1.
-    beside = {each.rpartition(".")[2]: each for each in known if section and each.rpartition(".")[0] == section}
-    others = [each for each in known if each not in beside.values()]
+    beside = {name.rpartition(".")[2]: name for name in known if section and name.rpartition(".")[0] == section}
+    others = [name for name in known if name not in beside.values()]
     close = difflib.get_close_matches(last, beside, n=1) or difflib.get_close_matches(str(word), others, n=1)
     return f'. Did you mean "{beside.get(close[0], close[0])}"?' if close else ""
 
@@ -239,7 +239,11 @@ def _locate(
         field = owner.model_fields[str(step)]
         registry = next(registries_in(field.annotation, field.metadata), None)
         models = list(models_in(field.annotation))
-        members = {str(each.model_fields["kind"].default): each for each in models if "kind" in each.model_fields}
+        members = {
+            str(candidate.model_fields["kind"].default): candidate
+            for candidate in models
+            if "kind" in candidate.model_fields
+        }
         if len(models) == 1:
             owner, of_owner = models[0], None
     return ".".join(path), owner, of_owner
@@ -273,7 +277,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+        elif isinstance(value, list | tuple) and any(isinstance(entry, Mapping) for entry in value):
             flat |= flatten({str(place): each for place, each in enumerate(value)}, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value

@@ -58,7 +58,7 @@ class Registry(Mapping[str, type[BaseModel]]):
     def is_extended_by(self, found: Any) -> bool:
         """Return whether a class extends the contract, or a class of the catalog."""
         bases = found.__mro__ if isinstance(found, type) else ()
-        return any(each is self.contract or self._in_catalog(each) is not None for each in bases)
+        return any(base is self.contract or self._in_catalog(base) is not None for base in bases)
 
     def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
         """Return the class of a kind; raise `UserError` if there is none, or if it does not satisfy the contract."""
@@ -202,7 +202,7 @@ def plain_values(value: Any) -> Any:
     if (listed := optional(value, "tolist")) is not None:  # an array or a number of NumPy or torch
         return listed()
     if isinstance(value, Iterable):
-        return [plain_values(each) for each in value]
+        return [plain_values(entry) for entry in value]
     raise UserError(
         f"{value!r} is {type(value).__name__}, which no experiment file can have; give text, numbers, lists, mappings, "
         "paths, or objects of narrowcast's classes"
@@ -222,9 +222,9 @@ def kind_of(value: Any) -> str:
 def members(contract: type) -> set[str]:
     """Return the names that a protocol asks for, without `kind`."""
     names: set[str] = set()
-    for each in contract.__mro__:
-        if each.__module__ not in ("typing", "builtins", "abc", "pydantic.main"):
-            names |= {*vars(each), *vars(each).get("__annotations__", {})}
+    for base in contract.__mro__:
+        if base.__module__ not in ("typing", "builtins", "abc", "pydantic.main"):
+            names |= {*vars(base), *vars(base).get("__annotations__", {})}
     return {name for name in names if not name.startswith("_")} - _OF_EVERY_MODEL - set(dir(BaseModel))
 
 

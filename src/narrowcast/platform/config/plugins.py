@@ -212,9 +212,9 @@ def specs_in(values: Any) -> Iterator[str]:
     if isinstance(values, str) and _SPEC.match(values):
         yield values
     elif isinstance(values, Mapping):
-        yield from (each for part in values.values() for each in specs_in(part))
+        yield from (spec for part in values.values() for spec in specs_in(part))
     elif isinstance(values, list | tuple):
-        yield from (each for part in values for each in specs_in(part))
+        yield from (spec for part in values for spec in specs_in(part))
 
 
 def _with_imported(tops: Mapping[str, Path], imports: Callable[[Path], set[str]]) -> dict[str, Path]:
@@ -260,7 +260,7 @@ def _files(source: Path) -> dict[str, Path]:
     if source.is_file():
         return {source.name: source}
     files = (each for each in own_files(source) if "__pycache__" not in each.parts)
-    return {str(each.relative_to(source.parent)): each for each in files}
+    return {str(file.relative_to(source.parent)): file for file in files}
 
 
 def _digest(file: Path) -> str:
@@ -290,7 +290,7 @@ def changed(folder: Path) -> list[Path]:
     remedy = "remove it, and the run resumes with its copies"
     origins = read_json(folder / _ORIGINS, remedy)
     try:
-        files = {Path(each["from"]): str(each["sha256"]) for each in origins.values()}
+        files = {Path(origin["from"]): str(origin["sha256"]) for origin in origins.values()}
         return [file for file, sha256 in files.items() if file.is_file() and _digest(file) != sha256]
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(f"{folder / _ORIGINS}: damaged ({error}); {remedy}") from error

@@ -77,7 +77,7 @@ def trust_folder(folder: Path) -> Path:
         raise UserError(f"{folder} is not a folder; name the folder of your experiments")
     if place == Path(place.anchor) or "\n" in str(place):
         raise UserError(f"{place} cannot be trusted as a whole; name the folder of your experiments")
-    _write([*(each for each in trusted_folders() if each != place), place])
+    _write([*(path for path in trusted_folders() if path != place), place])
     return place
 
 
@@ -86,7 +86,7 @@ def forget_folder(folder: Path) -> Path:
     place, known = folder.resolve(), trusted_folders()
     if place not in known:
         raise UserError(f"{place} is not trusted; trusted: {', '.join(map(str, known)) or 'none'}")
-    _write([each for each in known if each != place])
+    _write([path for path in known if path != place])
     return place
 
 

@@ -379,7 +379,7 @@ def _bytes_of(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _bytes_of(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
-        return [_bytes_of(each) for each in value]
+        return [_bytes_of(entry) for entry in value]
     if _is_tensor(value):
         tensor = value.detach().cpu()
         value = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor  # NumPy has no bfloat16
@@ -431,11 +431,11 @@ def _column(values: Sequence[Any], where: str) -> NDArray[Any]:
     if (missing := next((sample for sample, value in enumerate(values) if value is None), None)) is not None:
         raise UserError(f"{where}: sample {missing} has None; remove such samples")
     arrays = [np.asarray(_array(value, where)) for value in values]
-    text = [each.dtype.kind in "UT" for each in arrays]
+    text = [array.dtype.kind in "UT" for array in arrays]
     if any(text) and not all(text):
         number, words = text.index(False), text.index(True)
         raise UserError(f"{where}: sample {number} has a number, and sample {words} has text; give one or the other")
-    return stacked([each.reshape(()) if each.size == 1 else each for each in arrays], where)
+    return stacked([array.reshape(()) if array.size == 1 else array for array in arrays], where)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -326,16 +326,16 @@ class _ClassFolders:
     def of(cls, path: Path) -> _ClassFolders:
         """Look for images below a folder; raise `UserError` if two of its folders have one name but for its form."""
         found = cls(path)
-        for each in sorted(path.iterdir()):
-            if _is_of_systems(each.name):
+        for entry in sorted(path.iterdir()):
+            if _is_of_systems(entry.name):
                 found.of_systems += 1
-            elif each.is_dir():
-                name = normalize("NFC", each.name)
+            elif entry.is_dir():
+                name = normalize("NFC", entry.name)
                 if name in found.images:
                     raise UserError(f"{path}: has two folders {name}, which differ in their Unicode form; merge them")
-                found.images[name] = found.below(each)
+                found.images[name] = found.below(entry)
             else:
-                found.loose += each.suffix.lower() in SUFFIXES
+                found.loose += entry.suffix.lower() in SUFFIXES
         return found
 
     def below(self, folder: Path) -> list[Path]:

@@ -105,8 +105,8 @@ def pixels(image: Image.Image, channels: int | None = None, sixteen_bits: Sixtee
 
 def alike(images: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
     """Return arrays [..., channels, height, width] with as many channels each: grey ones are RGB if others are."""
-    most = max((each.shape[-3] for each in images), default=1)
-    return [each if each.shape[-3] == most else np.repeat(each, most, axis=-3) for each in images]
+    most = max((image.shape[-3] for image in images), default=1)
+    return [image if image.shape[-3] == most else np.repeat(image, most, axis=-3) for image in images]
 
 
 def channels_first(values: NDArray[Any]) -> NDArray[Any]:
@@ -481,7 +481,7 @@ def _next_tokens(part: UserSplit) -> IntArray:
 def _texts(features: Features, labels: IntArray) -> list[NDArray[Any]]:
     """Return the features that are tokens of the positions that labels follow: whole numbers of the labels' shape."""
     arrays = map(np.asarray, by_name(features).values())
-    return [each for each in arrays if each.shape == labels.shape and each.dtype.kind in "iu"]
+    return [array for array in arrays if array.shape == labels.shape and array.dtype.kind in "iu"]
 
 
 def _numbered(part: UserSplit, known: NDArray[Any]) -> IntArray:

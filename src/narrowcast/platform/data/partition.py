@@ -236,7 +236,7 @@ def rows_by_class(labels: IntArray) -> list[IntArray]:
     """Return the rows of each class that has any, in order of the classes."""
     counts = np.bincount(labels)
     rows = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
-    return [each for each in rows if len(each)]
+    return [row for row in rows if len(row)]
 
 
 def _split(n: int, weights: NDArray[np.float64]) -> IntArray:

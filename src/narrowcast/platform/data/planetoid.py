@@ -272,7 +272,7 @@ class _Planetoid(GraphSource):
         read = [read_classes(paths[part]) for part in ("ally", "ty", "y")]
         classes = [labels for labels, _ in read]
         fits = all(len(each) == len(labels) for each, labels in zip(features, classes, strict=False))
-        same = len({each.shape[1] for each in features}) == 1 and len({count for _, count in read}) == 1
+        same = len({array.shape[1] for array in features}) == 1 and len({count for _, count in read}) == 1
         if not (fits and same and np.array_equal(classes[0][: len(classes[2])], classes[2])):
             raise UserError(f"{folder}: the files of {self.stem} do not belong together; download them again")
         index = read_index(_existing(folder, f"ind.{self.stem}.test.index"))

@@ -196,7 +196,7 @@ def read_rating_table(path: Path, names: Mapping[str, str], dialect: Dialect) ->
 
 def _read_csv(path: Path, names: Mapping[str, str], dialect: Dialect) -> pa.Table:
     check_text(path, dialect)
-    ends = [each.lower() for each in path.suffixes[-2:]]
+    ends = [suffix.lower() for suffix in path.suffixes[-2:]]
     delimiter = dialect.delimiter or ("\t" if ".tsv" in ends else ",")
     parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     threads, one_thread = (
@@ -265,7 +265,7 @@ class NumberedIds:
     def of(cls, tables: Mapping[str, RatingTable], field: str) -> Self:
         """Number the ids of one column of all files."""
         coded = {name: table.ids(field) for name, table in tables.items()}
-        texts = pa.concat_arrays([each.dictionary for each in coded.values()]).unique()
+        texts = pa.concat_arrays([array.dictionary for array in coded.values()]).unique()
         try:
             whole = texts.cast(pa.int64())
             are_whole = whole.cast(pa.string()).equals(texts)

@@ -120,7 +120,7 @@ def _check_samples(data: Samples, split: str) -> None:
         named = f"features {name}".rstrip()
         _require(len(values) == n_labels, f"{split} has {len(values)} {named} and {n_labels} labels")
     if split != "train":
-        shapes = [{name: values.shape[1:] for name, values in each.items()} for each in (arrays, trained)]
+        shapes = [{name: values.shape[1:] for name, values in state.items()} for state in (arrays, trained)]
         _require(
             shapes[0] == shapes[1],
             f"{split} has features {described(part.features)} and train {described(data.train.features)}",

@@ -61,8 +61,8 @@ class Documents(Classification):
     def _windows(self, name: str, source: str, texts: Mapping[str, bytes]) -> Samples:
         """Return the windows of documents; raise `UserError` if they are too few, or too many for the memory."""
         tokens = [np.frombuffer(text, dtype=np.uint8) for text in texts.values()]
-        cuts = [self._cuts(len(each)) for each in tokens]
-        counts = np.array([len(self._starts(*each[:2])) for each in cuts], dtype=np.int64)
+        cuts = [self._cuts(len(text)) for text in tokens]
+        counts = np.array([len(self._starts(*cut[:2])) for cut in cuts], dtype=np.int64)
         kept = np.flatnonzero(counts >= self.min_examples)
         natural = isinstance(self.partition, Natural)
         clients = len(kept) if self.clients is None else self.clients
@@ -239,7 +239,7 @@ def tokens(text: str) -> IntArray:
 
 def _users(starts: list[IntArray]) -> IntArray:
     """Return the user of each window, from the starts of the windows of each user."""
-    return np.repeat(np.arange(len(starts)), [len(each) for each in starts])
+    return np.repeat(np.arange(len(starts)), [len(start) for start in starts])
 
 
 def _n_windows(lengths: IntArray, stride: int) -> IntArray:

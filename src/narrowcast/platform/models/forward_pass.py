@@ -116,7 +116,7 @@ def mean_row(rows: FloatArray) -> FloatArray:
 
 def refusal(named: str, module: nn.Module, statistics: Sequence[str]) -> UserError:
     """Return the error of a model that refuses statistics, with what can be done."""
-    norm = any(isinstance(each, nn.modules.batchnorm._NormBase) for each in module.modules())
+    norm = any(isinstance(child, nn.modules.batchnorm._NormBase) for child in module.modules())
     advice = "replace batch norm by group norm or layer norm" if norm else "make them constants"
     return UserError(
         f"{named}: training changes {', '.join(statistics[:3])} of {owner_of(module, statistics[0])}, which are no "

@@ -57,7 +57,7 @@ class HiddenUnits:
     def index(self, name: str, units: Units) -> Index:
         """Return the index of a slice's entries in one parameter."""
         axes = self.axes[name]
-        places = [slice(None) if each is None else each.places(units[each.layer], self._count(each)) for each in axes]
+        places = [slice(None) if axis is None else axis.places(units[axis.layer], self._count(axis)) for axis in axes]
         return np.ix_(*places) if all(axes) and len(axes) > 1 else tuple(places)
 
     def take(self, parameters: Arrays, units: Units) -> dict[str, NDArray[Any]]:

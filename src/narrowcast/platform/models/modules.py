@@ -79,14 +79,14 @@ def build_module(make: Callable[[], Any], dtype: str, inputs: Callable[[], Input
             got = f"a function, {module.__name__}" if callable(module) else type(module).__name__
         raise UserError(f"{named} returned {got}; it must return a torch.nn.Module")
     module = unwrapped(module)
-    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
         raise UserError(
             f"{named} is compiled by torch.jit, which does not allow its parameters to be replaced; give the module as "
             "it was before torch.jit.script or torch.jit.trace"
         )
     if absent := [name for name, each in named_tensors(module).items() if each.is_meta]:
         raise UserError(f'{named} has {absent[0]} on the device "meta", without values; build it on the CPU')
-    types = {each.dtype for each in module.parameters() if each.requires_grad or each.is_floating_point()}
+    types = {tensor.dtype for tensor in module.parameters() if tensor.requires_grad or tensor.is_floating_point()}
     wanted: torch.dtype = getattr(torch, dtype)
     if other := types - {torch.float32, wanted, *HALF_TYPES}:
         has = str(other.pop()).removeprefix("torch.")
@@ -96,7 +96,7 @@ def build_module(make: Callable[[], Any], dtype: str, inputs: Callable[[], Input
         if wanted != torch.float32 or HALF_TYPES.isdisjoint(types):
             module = module.to(wanted)
         keep_half_types(module)
-        if any(is_lazy(each) for each in named_tensors(module).values()):
+        if any(is_lazy(tensor) for tensor in named_tensors(module).values()):
             _dry_forward(module, inputs())
     except (Exception, SystemExit) as error:
         raise UserError(f"{named} cannot be prepared ({described(error)})") from error
@@ -192,7 +192,7 @@ def copy_of(module: nn.Module, device: str = "cpu", own: Collection[str] = ()) -
     if device != "cpu":
         return deepcopy(module).to(device)
     shared = (each for name, each in named_tensors(module).items() if not each.requires_grad and name not in own)
-    return deepcopy(module, {id(each): each for each in shared})
+    return deepcopy(module, {id(tensor): tensor for tensor in shared})
 
 
 def with_values(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:

@@ -319,7 +319,7 @@ class NeuralNetwork(Section):
                 module = self.module(data)
         else:
             module = skeleton(self, data)
-        count = sum(each.numel() for each in trained_of(module).values())
+        count = sum(tensor.numel() for tensor in trained_of(module).values())
         if count > _MOST_PARAMETERS:
             raise UserError(
                 f"this model has {count:,} parameters, {self.torch_dtype.itemsize * count / 1e9:.0f} GB, a copy for "
@@ -387,7 +387,7 @@ class NeuralNetwork(Section):
         if not len(some):
             return measured
         starts = (np.cumsum(counts) - counts)[some]
-        sums = {name: np.add.reduceat(np.concatenate([each[name] for each in values]), starts) for name in names}
+        sums = {name: np.add.reduceat(np.concatenate([entry[name] for entry in values]), starts) for name in names}
         for place, client in enumerate(some.tolist()):
             means = {name: total[place] / counts[client] for name, total in sums.items()}
             for name, value in self._of_means(means, data).items():

@@ -63,7 +63,7 @@ def allocation_bits(live: LiveState, opened: OpenRound) -> Overhead:
 def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResult]) -> Outcome:
     """Step the server and commit a synchronous round; the caller fills in the outcome's wall time."""
     clock = live.run.plan.clock
-    server = step_server(live, opened.broadcast.arrays, [each.partial for each in results if not each.dropped])
+    server = step_server(live, opened.broadcast.arrays, [result.partial for result in results if not result.dropped])
     ledger = account(opened, results)
     _, until = late_clients(opened, ledger.seconds, ledger.uplink_bits)
     seconds = clock.round_seconds(np.minimum(ledger.seconds, until))

@@ -143,7 +143,7 @@ def calls_to_repeat(opened: OpenRound, results: Sequence[ChunkResult]) -> list[T
         return []
     excluded = either(opened.link_allocation.lost, account(opened, results).late)
     assert excluded is not None
-    again = [replace(each, lost=excluded[np.searchsorted(opened.cohort, each.clients)]) for each in opened.chunks]
+    again = [replace(chunk, lost=excluded[np.searchsorted(opened.cohort, chunk.clients)]) for chunk in opened.chunks]
     chunks = [
         after
         for before, after, result in zip(opened.chunks, again, results, strict=True)

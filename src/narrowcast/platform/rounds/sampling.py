@@ -147,11 +147,11 @@ def _read(path: Path, n_clients: int, modified: int, size: int) -> _Availability
     if absent := [client for client in range(n_clients) if client not in clients]:
         raise UserError(f"{path} lacks {len(absent)} of {n_clients} clients, first {absent[0]}; add them")
     ordered = [clients[client] for client in range(n_clients)]
-    counts = np.array([len(each.times) for each in ordered])
+    counts = np.array([len(entry.times) for entry in ordered])
     return _AvailabilityRows(
         starts=np.cumsum(counts) - counts,
-        time=np.array([time for each in ordered for time in each.times]),
-        available=np.array([there for each in ordered for there in each.available]),
+        time=np.array([time for entry in ordered for time in entry.times]),
+        available=np.array([there for entry in ordered for there in entry.available]),
     )
 
 

@@ -178,7 +178,7 @@ class AsyncState:
     def without_first(self, count: int) -> Self:
         """Return the state without the first clients to arrive, and without broadcasts that no client has any more."""
         left = self.in_flight.take(slice(count, None))
-        broadcasts = {each: self.broadcasts[each] for each in np.unique(left.version).tolist()}
+        broadcasts = {version: self.broadcasts[version] for version in np.unique(left.version).tolist()}
         return replace(self, in_flight=left, broadcasts=broadcasts)
 
 
@@ -463,4 +463,4 @@ def stoppable(*runs: LiveState) -> Iterator[None]:
         with allow_signals():
             yield
     except KeyboardInterrupt:
-        raise Interrupted([each.snapshot() for each in runs]) from None
+        raise Interrupted([run.snapshot() for run in runs]) from None

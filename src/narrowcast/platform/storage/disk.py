@@ -114,13 +114,13 @@ def expand_home(path: str | Path) -> Path:
 def make_folders(path: Path, mode: int = 0o777) -> None:
     """Create a folder durably, with those above it that are missing; `mode` is that of the last one."""
     missing = takewhile(lambda each: not each.is_dir(), (path, *path.parents))
-    for each in reversed(list(missing)):
+    for parent_folder in reversed(list(missing)):
         try:
-            disk().make_folder(each, mode if each == path else 0o777)
+            disk().make_folder(parent_folder, mode if parent_folder == path else 0o777)
         except FileExistsError:
-            if not each.is_dir():
+            if not parent_folder.is_dir():
                 raise
-        disk().sync(each.parent)
+        disk().sync(parent_folder.parent)
 
 
 def sync_all(paths: Iterable[Path]) -> None:
@@ -132,11 +132,11 @@ def sync_all(paths: Iterable[Path]) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder with everything in it."""
-    for each in folder.iterdir():
-        if each.is_dir() and not each.is_symlink():
-            remove_tree(each)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
         else:
-            disk().remove(each)
+            disk().remove(path)
     disk().remove_folder(folder)
 
 

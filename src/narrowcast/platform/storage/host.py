@@ -180,8 +180,8 @@ def allow_signals() -> Iterator[None]:
         _WAITING.clear()
         for number, handler in deferred.items():
             arrived = [each for each in handler.chain() if each.arrived]
-            for each in arrived:
-                each.arrived = False
+            for waiting in arrived:
+                waiting.arrived = False
             if arrived:
                 signal.raise_signal(number)
         yield

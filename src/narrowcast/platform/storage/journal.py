@@ -154,7 +154,7 @@ def clients_blocks(entries: Iterable[Entry], schema: pa.Schema, profiles: Profil
 def _column(name: str, block: Sequence[Entry], profiles: Profiles, schema: pa.Schema) -> pa.Array:
     clients = [entry["clients"]["client"] for entry in block]
     if name == "round":
-        return pa.array(np.repeat([entry["round"]["round"] for entry in block], [len(each) for each in clients]))
+        return pa.array(np.repeat([entry["round"]["round"] for entry in block], [len(client) for client in clients]))
     if name == "uplink_bits_per_second":
         return pa.array(profiles.uplink_bits_per_second[[client for each in clients for client in each]])
     if name in block[0]["clients"]:

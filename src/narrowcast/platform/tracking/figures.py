@@ -91,7 +91,7 @@ def accuracy_figure(rounds: pa.Table, cost: Cost, title: str, declared: LowerIsB
     Shares, as `declared`, have one panel in percent, and every other metric one of its own. The loss is drawn
     if there is nothing else.
     """
-    measured = [each for each in metrics_of(rounds.column_names) if len(curve(rounds, cost, f"test.{each}")[0])]
+    measured = [name for name in metrics_of(rounds.column_names) if len(curve(rounds, cost, f"test.{name}")[0])]
     measured = [each for each in measured if each != "loss"] or measured
     if not measured:
         return None
@@ -254,10 +254,10 @@ def empty_figure(title: str, width: float, height: float) -> Figure:
 def add_panels(figure: Figure | SubFigure, rows: int, columns: int) -> list[Axes]:
     """Return axes in rows and columns, each with a light grid."""
     axes = [figure.add_subplot(rows, columns, 1 + place) for place in range(rows * columns)]
-    for each in axes:
-        each.grid(color="0.9", linewidth=0.6)
-        each.set_axisbelow(True)
-        each.spines[["top", "right"]].set_visible(False)
+    for axis in axes:
+        axis.grid(color="0.9", linewidth=0.6)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
     return axes
 
 
@@ -324,7 +324,7 @@ def shown_metric(metrics: pa.Table) -> str | None:
     item is 0 or 1. Without one, the first.
     """
     names = [
-        f"{split}.{each}" for split in SPLITS for each in metrics_of(metrics.column_names, split) if each != "loss"
+        f"{split}.{name}" for split in SPLITS for name in metrics_of(metrics.column_names, split) if name != "loss"
     ]
     names += [f"{split}.loss" for split in SPLITS if f"{split}.loss" in metrics.column_names]
     counts = {name: len(np.unique(values[np.isfinite(values)])) for name in names for values in [column(metrics, name)]}

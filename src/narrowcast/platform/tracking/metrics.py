@@ -251,7 +251,7 @@ def metrics_of(names: Iterable[str], split: str = "test") -> list[str]:
     """
     of_split = (name.removeprefix(f"{split}.") for name in names if name.startswith(f"{split}."))
     found = dict.fromkeys(name for name in of_split if "." not in name)
-    known = [each for each in _PREFERRED if each in found]
+    known = [name for name in _PREFERRED if name in found]
     own = [each for each in found if each not in (*_PREFERRED, "loss")]
     return [*known, *own, *(["loss"] if "loss" in found else [])]
 
@@ -261,7 +261,7 @@ def primary_metric(names: Iterable[str]) -> str | None:
 
     The first of its test metrics in the order of `metrics_of`, or None if nothing was measured on test.
     """
-    return next((f"test.{each}" for each in metrics_of(names)), None)
+    return next((f"test.{name}" for name in metrics_of(names)), None)
 
 
 def _by_metric(value: Any) -> Any:

@@ -53,7 +53,7 @@ def partition_counts(data: Dataset) -> PartitionCounts:
         values = np.split(data.train.labels[data.order, 0], data.indptr[1:-1])
         if data.n_clients <= MOST_BARS:
             return PartitionCounts(data.name, data.examples, "numbers", values)
-        means = np.array([float(each.mean()) for each in values if len(each)])
+        means = np.array([float(value.mean()) for value in values if len(value)])
         return PartitionCounts(data.name, data.examples, "means", means)
     return PartitionCounts(data.name, data.examples, None, no_values())
 

@@ -333,9 +333,9 @@ def pages_of_runs(store: StoreAddress) -> dict[str, str]:
     check_store(store)
     client = MlflowClient(store.uri)
     return {
-        each.name: PAGE.format(experiment_id=each.experiment_id)
-        for each in client.search_experiments()
-        if client.search_runs([each.experiment_id], max_results=1)
+        experiment.name: PAGE.format(experiment_id=experiment.experiment_id)
+        for experiment in client.search_experiments()
+        if client.search_runs([experiment.experiment_id], max_results=1)
     }
 
 

@@ -139,7 +139,7 @@ class StudyStore(BackgroundSender):
             for name, value in row.items()
             if name not in ("round", "logged_at_ms") and value is not None
         ]
-        self._measured |= dict.fromkeys(each.key for each in metrics)
+        self._measured |= dict.fromkeys(metric.key for metric in metrics)
         tags_now = [RunTag(key, value) for key, value in {**trial.tags, "state": trial.state}.items()]
         self._client.log_batch(run_id, metrics[:_BATCH], as_params(trial.params), tags_now)
         for start in range(_BATCH, len(metrics), _BATCH):

@@ -79,14 +79,14 @@ def _is_of_split(metric: str) -> bool:
 def view(metrics: Sequence[str]) -> dict[str, Any]:
     """Return the state of the UI's list of runs and of its charts."""
     if _SOLVER_SECONDS in metrics:
-        return _view_of_solves([each for each in metrics if each != _SOLVER_SECONDS])
+        return _view_of_solves([name for name in metrics if name != _SOLVER_SECONDS])
     test = [f"test.{each}" for each in _ordered(metrics, "test")]
     validation = [f"validation.{each}" for each in _ordered(metrics, "validation")]
     columns = [f"params.`{each}`" for each in _PARAMS]
     columns += [f"metrics.`{each}`" for each in (*(test or validation), *_COSTS)]
-    against_costs = [each for each in test if each != "test.loss"] or test  # runs of several tasks share a store
+    against_costs = [name for name in test if name != "test.loss"] or test  # runs of several tasks share a store
     shown = [
-        *((metric_label(_plain(each)), each, "step") for each in test),
+        *((metric_label(_plain(name)), name, "step") for name in test),
         *(
             (f"{metric_label(_plain(each))} by {_AGAINST[cost]}", each, cost)
             for each in against_costs
@@ -114,8 +114,8 @@ def _view_of_solves(metrics: Sequence[str]) -> dict[str, Any]:
     columns += [f"metrics.`{each}`" for each in (*metrics, "residual", _SOLVER_SECONDS)]
     names = [*metrics, "residual"]
     sections = {
-        "By iteration": [(metric_label(each), each, "step") for each in names],
-        "Against the time of the solver": [(f"{metric_label(each)} by time", each, _SOLVER_SECONDS) for each in names],
+        "By iteration": [(metric_label(name), name, "step") for name in names],
+        "Against the time of the solver": [(f"{metric_label(name)} by time", name, _SOLVER_SECONDS) for name in names],
     }
     return _state(columns, sections, scale="log")
 
@@ -145,8 +145,8 @@ def _state(
 
 def _ordered(metrics: Sequence[str], split: str) -> list[str]:
     """Return the metrics of a split as MLflow has them, the primary one first."""
-    names = {_plain(each): each for each in metrics}
-    return [names[f"{split}.{each}"].removeprefix(f"{split}.") for each in metrics_of(names, split)]
+    names = {_plain(name): name for name in metrics}
+    return [names[f"{split}.{name}"].removeprefix(f"{split}.") for name in metrics_of(names, split)]
 
 
 def _plain(name: str) -> str:
