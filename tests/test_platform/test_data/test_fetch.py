@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from narrowcast.platform.data import download
-from narrowcast.platform.data.plays import BY_CHARACTER, Plays
 from narrowcast.platform.data.sets import SETS, DataSet
-from narrowcast.platform.data.sources import Files, GitFiles, NCFLists, Source, Tar, Wheel, Zip
+from narrowcast.platform.data.sources import BY_CHARACTER, Files, GitFiles, NCFLists, Plays, Source, Tar, Wheel, Zip
 from narrowcast.platform.errors import UserError
 
 EMPTY_HANDED = "0" * 64

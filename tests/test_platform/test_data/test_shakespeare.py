@@ -10,8 +10,8 @@ import pytest
 
 from narrowcast.platform.data import download
 from narrowcast.platform.data.partition import IID
-from narrowcast.platform.data.plays import BY_CHARACTER, by_character
 from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.data.sources import BY_CHARACTER, by_character
 from narrowcast.platform.data.text import NAME, VOCABULARY, WINDOW, Shakespeare, tokens
 from narrowcast.platform.errors import UserError
 from small_sets import spoken, write_plays

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from narrowcast.platform.data.ncf import NEGATIVE, TEST, TRAIN
-from narrowcast.platform.data.plays import BY_CHARACTER, Plays
-from narrowcast.platform.data.sources import Files, GitFiles, NCFLists, Source, Tar, Wheel, Zip
+from narrowcast.platform.data.sources import BY_CHARACTER, Files, GitFiles, NCFLists, Plays, Source, Tar, Wheel, Zip
 
 
 @dataclass(frozen=True)
