@@ -48,5 +48,5 @@ def test_what_is_not_named_is_not_loaded(program: str) -> None:
     )
     loaded = [module for module in said.stdout.split() if module.partition(".")[0] == "narrowcast"]
     assert "narrowcast.algorithms.federated.scaffold" not in loaded
-    assert not [module for module in loaded if module.startswith("narrowcast.algorithms.sdp")]
+    assert not [module for module in loaded if module.startswith("narrowcast.solves")]
     assert len(loaded) <= MOST_MODULES[program]

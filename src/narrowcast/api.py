@@ -474,7 +474,7 @@ def submit(
     from narrowcast.cluster.dashboard import reach
     from narrowcast.cluster.job import ClusterJob
     from narrowcast.runs import submission
-    from narrowcast.runs.submission import check_capacity
+    from narrowcast.runs.capacity import check_capacity
 
     settings = _as_text(overrides)
     with TemporaryDirectory(prefix="narrowcast-") as folder:

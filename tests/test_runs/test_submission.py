@@ -25,7 +25,8 @@ from narrowcast.cluster.preflight import judge, judge_nodes
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import UserError
-from narrowcast.runs.submission import Submission, _paths_in, check_capacity, prepare, with_password
+from narrowcast.runs.capacity import check_capacity
+from narrowcast.runs.submission import Submission, _paths_in, prepare, with_password
 from studies import ONE_OBJECTIVE, RATES
 
 TRACE = "client,uplink_mbit_per_second,downlink_mbit_per_second,compute_speed\n0,1,1,1\n"

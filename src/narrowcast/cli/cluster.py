@@ -181,7 +181,7 @@ def submit(
     """  # noqa: D301 - click wants the character
     from narrowcast.api import check_source
     from narrowcast.cluster.dashboard import reach
-    from narrowcast.runs.submission import check_capacity
+    from narrowcast.runs.capacity import check_capacity
 
     check_source(source, overrides)
     dashboard = reach(address)

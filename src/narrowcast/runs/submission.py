@@ -19,42 +19,24 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from narrowcast import _version
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.preflight import SCRIPT, check_packages
 from narrowcast.cluster.ray_jobs import STOP_SECONDS, RayJob, RayJobs
-from narrowcast.cluster.resources import HostResources
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.packaged import names_solve, read_benchmark, read_experiment, read_study
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.fields import check_name
-from narrowcast.platform.config.files import apply_overrides, plugin_folders, set_value
+from narrowcast.platform.config.files import plugin_folders, set_value
 from narrowcast.platform.config.redaction import hide_secrets, redact, redact_values
 from narrowcast.platform.config.run_fields import StoreAddress, Tracking
 from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import UserError, shown
 from narrowcast.platform.storage.folder_files import check_shipped, leads_out
 from narrowcast.solve_run import Solve, load_solve
-
-
-def check_capacity(source: str, overrides: Sequence[str], dashboard: Dashboard) -> None:
-    """Raise `UserError` if the client hosts of an experiment could not run even on the idle cluster.
-
-    Solves have none, and studies and benchmarks start their own workers, so these are not checked; invalid values are
-    reported when the file is read.
-    """
-    if read_study(source, overrides) or read_benchmark(source, overrides) or names_solve(source):
-        return
-    backend = apply_overrides(read_experiment(source)[0], overrides).get("backend", {})
-    try:
-        resources = HostResources.model_validate({"kind": backend} if isinstance(backend, str) else backend)
-    except ValidationError:
-        return
-    dashboard.check_fits(resources.least_actors, resources.need())
-
 
 _CONFIG = "config.yaml"
 _ON_THE_CLUSTER = ("data.", "problem.")
