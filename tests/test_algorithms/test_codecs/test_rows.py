@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from narrowcast.algorithms.client.row_uploads import RowSending, TrainRows, train_and_send_rows
 from narrowcast.algorithms.codecs.messages import RowsPayload
 from narrowcast.algorithms.codecs.wire import HEADER_BYTES, MessageHeader, MessageKind, varint
-from narrowcast.algorithms.federated import fedmf, low_rank
+from narrowcast.algorithms.federated import fedmf, low_rank_forms
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
@@ -195,7 +195,7 @@ def train_and_pack(
 
         return train_and_send_rows(sending, cohort, columns, keep)
 
-    for module in (fedmf, low_rank):
+    for module in (fedmf, low_rank_forms):
         monkeypatch.setattr(module, "train_and_send_rows", recorded)
     data = synthetic([3, 20, 1, 11, 8, 30])
     # from "not even rank 1" to "all five": a component weighs 32 bits for each row that is sent
