@@ -21,6 +21,7 @@ def result(folder: Path) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.slow
 def test_each_replica_is_the_run_it_would_be_alone(tmp_path: Path) -> None:
     said = narrowcast(
         "run", *DIGITS, "--output", tmp_path, "replicas.seed=[0,5]", "replicas.training.learning_rate=[0.1,0.2]"
@@ -102,6 +103,7 @@ def test_one_experiment_is_shown_at_a_time() -> None:
     )
 
 
+@pytest.mark.slow
 def test_many_replicas_are_resumed_by_a_pattern_of_their_names(tmp_path: Path) -> None:
     words = ("fedavg-digits", "rounds=200", "data.clients=20", "name=many", "replicas.seed=[0,1,2,3,4]")
     with terminated_after(2, tmp_path / "many-seed-0"):

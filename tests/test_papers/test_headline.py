@@ -50,6 +50,7 @@ def result(planned: Planned) -> dict[str, Any]:
     return {"rounds": rounds, "final": final, "curve": curve, **{name: rounds * cost for name, cost in costs.items()}}
 
 
+@pytest.mark.slow
 def test_every_upload_goes_to_the_best_rates_by_the_same_steps(tmp_path: Path) -> None:
     queue = queue_of(*NAMES, folder=tmp_path)
     jobs = [planned for job in ended(queue, result) for planned in job]

@@ -19,13 +19,12 @@ import numpy as np
 
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.plugins import said
-from narrowcast.platform.contracts import RunInput
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.state import Interrupted
 from narrowcast.platform.storage.host import allow_signals, host_clock, stop_requested
 from narrowcast.platform.storage.step import ITERATION, ITERATION_COLUMNS, arrays_under
 from narrowcast.platform.storage.threads import one_thread
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, RunInput
 
 Status = Literal["running", "converged", "stalled", "diverged"]
 

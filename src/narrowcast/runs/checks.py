@@ -21,10 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from narrowcast.platform.contracts import RunInput
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.storage.step import ITERATION
-from narrowcast.platform.types import NO_RANK, Arrays
+from narrowcast.platform.types import NO_RANK, Arrays, RunInput
 
 _ROUNDING, _TINY = 1e-6, 1e-13
 """Relative and absolute differences of measured numbers that another kind of processor may make."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from narrowcast.platform.contracts import RunInput
 from narrowcast.platform.errors import printable
 from narrowcast.platform.storage.journal import evaluation, step_name, step_of
 from narrowcast.platform.storage.step import ITERATION
@@ -22,6 +21,7 @@ from narrowcast.platform.tracking.metrics import (
     primary_metric,
 )
 from narrowcast.platform.tracking.units import counted, format_bits, format_seconds, format_short_seconds
+from narrowcast.platform.types import RunInput
 from narrowcast.runs.prepared import PreparedExperiment, PreparedSolve
 from narrowcast.runs.terminal_output import output_may_end
 

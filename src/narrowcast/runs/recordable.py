@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.files import PLUGINS
 from narrowcast.platform.config.run_fields import StoreAddress
-from narrowcast.platform.contracts import RunInput
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.checkpoint import Kept, NoCheckpointError, check_place, load_checkpoint
 from narrowcast.platform.storage.disk import disk
 from narrowcast.platform.storage.journal import Journal, locked
 from narrowcast.platform.storage.step import KeptState
 from narrowcast.platform.tracking.sender import check_store
+from narrowcast.platform.types import RunInput
 from narrowcast.runs.folder import CONFIG, RunConfig, checkpoint_place, free_folder, make_writable, saved_config
 
 WriteOutputs = Callable[[Journal, Any, str], dict[str, Any]]
