@@ -77,13 +77,18 @@ class RunSpec:
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """Label of a `RunSpec` -> the result of each seed, in the order of the seeds."""
+_DIGITS = 16
+"""Hexadecimal digits of a digest in a file of results, which has thousands of rows."""
 
 
 @cache
 def digest_of(experiment: str, overrides: tuple[str, ...]) -> str:
-    """Return the digest of a packaged experiment or solve with overrides; raise `UserError` if it is not valid."""
+    """Return the first 64 bits of the digest of a packaged experiment or solve with overrides.
+
+    Raise `UserError` if it is not valid.
+    """
     load = load_solve if names_solve(experiment) else load_experiment
-    return load(experiment, overrides).digest()
+    return load(experiment, overrides).digest()[:_DIGITS]
 
 
 def slug(name: str) -> str:
