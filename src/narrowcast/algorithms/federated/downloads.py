@@ -217,6 +217,11 @@ Download = Annotated[
 ]
 
 
+def broadcast_all(server: Arrays) -> Broadcast:
+    """Send all tensors of the server state to every client, whatever it holds already."""
+    return Broadcast(server, full=DensePayload.of(server), update=None)
+
+
 class SizesDownloads(Algorithm):
     """An algorithm with a field `download`, which may code what its clients are sent."""
 
@@ -253,7 +258,7 @@ class SizesDownloads(Algorithm):
     def broadcast_model(self, model: Arrays, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Return the model for every client of the round, or the model on a grid."""
         if self.download is None:
-            return Broadcast(model, DensePayload.of(model), update=None)
+            return broadcast_all(model)
         return self.download.broadcast(model, server, task, round_index)
 
 

@@ -34,10 +34,10 @@ from narrowcast.algorithms.client.sums import (
 )
 from narrowcast.algorithms.client.uploads import chunk_result, init_codec_state, send_tensors, tensor_coding
 from narrowcast.algorithms.codecs.chain import Codec, Stages
-from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.aggregator import AGGREGATORS, Aggregator
-from narrowcast.algorithms.federated.downloads import DOWNLOAD, Download, SizesDownloads
+from narrowcast.algorithms.federated.downloads import DOWNLOAD, Download, SizesDownloads, broadcast_all
 from narrowcast.algorithms.federated.server_optimizer import (
     SERVER_ONLY,
     SERVER_OPTIMIZERS,
@@ -115,11 +115,6 @@ class WholeModel(LocalThenUpload):
 def model_of(arrays: Arrays) -> Arrays:
     """Return what clients train: a server state or a broadcast without what downloads and server optimizers keep."""
     return SERVER_ONLY.without(DOWNLOAD.without(arrays))
-
-
-def broadcast_all(server: Arrays) -> Broadcast:
-    """Send all tensors of the server state to every client, whatever it holds already."""
-    return Broadcast(server, full=DensePayload.of(server), update=None)
 
 
 def dense_bits(tensors: Arrays, task: Task, clients: IntArray) -> IntArray:

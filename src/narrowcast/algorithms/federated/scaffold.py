@@ -24,8 +24,9 @@ from narrowcast.algorithms.client.uploads import (
     zeros_of_clients,
 )
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.downloads import broadcast_all
 from narrowcast.algorithms.federated.fairness import send_with_number, with_number
-from narrowcast.algorithms.federated.fedavg import LocalThenUpload, ServerLearningRate, broadcast_all, dense_bits
+from narrowcast.algorithms.federated.fedavg import LocalThenUpload, ServerLearningRate, dense_bits
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError

@@ -26,8 +26,8 @@ from narrowcast.algorithms.client.uploads import chunk_result, send_tensors, ten
 from narrowcast.algorithms.codecs.chain import Codec, Stages, refuse_stateful
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
-from narrowcast.algorithms.federated.downloads import DOWNLOAD
-from narrowcast.algorithms.federated.fedavg import ServerLearningRate, broadcast_all, model_of
+from narrowcast.algorithms.federated.downloads import DOWNLOAD, broadcast_all
+from narrowcast.algorithms.federated.fedavg import ServerLearningRate, model_of
 from narrowcast.algorithms.federated.unit_slices import (
     NESTED,
     Assignment,
