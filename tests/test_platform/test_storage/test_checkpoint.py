@@ -22,7 +22,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.state import RunState
-from narrowcast.platform.storage.checkpoint import check_place, load_checkpoint, replace_checkpoints, save_checkpoint
+from narrowcast.platform.storage.checkpoint import check_place, load_checkpoint, save_checkpoint
 
 
 def make_state(round_index: int = 3) -> RunState:
@@ -196,16 +196,6 @@ def test_the_last_ones_are_kept_and_what_was_cut_off_is_swept_away(tmp_path: Pat
     # Round 5 was refused and the run went on from round 3, say: what is ahead is nothing to fall back upon.
     save_checkpoint(tmp_path, make_state(4), "digest", keep=2)
     assert {name[:15] for name in files(tmp_path)} == {"round-000000004"}
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_checkpoint_of_another_digest_takes_the_place_of_all_others(tmp_path: Path, seed: int) -> None:
-    """Whichever of the two files of one round has the greater name."""
-    for number in (1, 2):
-        save_checkpoint(tmp_path, make_state(number), f"old {seed}")
-    replace_checkpoints(tmp_path, make_state(2), f"new {seed}")
-    assert load_checkpoint(tmp_path, RunState).digest == f"new {seed}"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_places_that_cannot_be_had_are_one_line(tmp_path: Path) -> None:

@@ -107,16 +107,6 @@ def save_checkpoint(
         folder.keep_last(keep, state.step)
 
 
-def replace_checkpoints(place: str | Path, state: KeptState, digest: str, *, data_sha256: str = "") -> None:
-    """Write the state with another digest of its configuration; remove all other checkpoints, of the same step too."""
-    folder = CheckpointStore.at(place)
-    with defer_signals():
-        tensors, metadata = state.packed()
-        ours = {"config": digest, "data": data_sha256, "format": _FORMAT}
-        name = folder.write(_stem(state), tensors, {**metadata, **ours})
-        folder.remove_all_but([name])
-
-
 def prune_checkpoints(place: str | Path, state: KeptState, keep: int) -> None:
     """Remove what a crash between a checkpoint and the removal of earlier ones has left; raise `OSError`."""
     with defer_signals():
