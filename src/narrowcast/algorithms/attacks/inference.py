@@ -1,4 +1,4 @@
-"""What an honest-but-curious server can infer from a transcript: one attack a function, and measures of them.
+"""Inferences of an honest-but-curious server from a transcript: one attack a function, and measures of them.
 
 Measures of an attack: the share of what it sought that it found, beside that of a guess.
 

@@ -218,7 +218,7 @@ def exchange(grid: Grid, region: Region, seconds: float, start: IntArray) -> Int
 
 @dataclass(frozen=True)
 class Demand:
-    """What clients ask of the uplink of a round, [C]; `least` are their lower bounds in bits."""
+    """The demand of a round's clients on the uplink, [C]; `least` are their lower bounds in bits."""
 
     region: Region
     seconds: float

@@ -152,7 +152,7 @@ class Averaging(SizesDownloads, WholeModel):
 
     @property
     def unlike_mean(self) -> dict[str, bool]:
-        """Whether each setting is made by which x is not a mean of the clients' models: `Traits.mean_unless`."""
+        """Return the settings by which x is not a mean of the clients' models, and whether each is made."""
         return {
             "algorithm.codec": bool(self.codec),
             "algorithm.server_optimizer": self.server_optimizer is not None,

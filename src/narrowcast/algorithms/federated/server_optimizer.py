@@ -133,7 +133,7 @@ SERVER_OPTIMIZERS = Registry(
     "server_optimizer", ServerOptimizer, {"momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}
 )
 SERVER_ONLY = PrefixedArrays("optimizer/")
-"""What of a server's state stays on the server: slots of optimizers, and what a method remembers besides the model."""
+"""Names of the arrays that stay on the server: slots of optimizers, and the memory of a method besides the model."""
 
 
 def initial_slots(optimizer: ServerOptimizer, model: Arrays) -> Arrays:
