@@ -104,10 +104,10 @@ def _reached(edges: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def probes(modules: Mapping[str, ast.Module]) -> int:
-    """Return how often an attribute is asked for with a default, or with `hasattr`: abilities that are sniffed."""
+    """Return how often an attribute is asked for that may be missing: abilities that are sniffed."""
     calls = (node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.Call))
     names = Counter((call.func.id, len(call.args)) for call in calls if isinstance(call.func, ast.Name))
-    return names["getattr", 3] + names["hasattr", 2]
+    return sum(names[call] for call in (("getattr", 3), ("hasattr", 2), ("optional", 2), ("optional", 3)))
 
 
 def counts() -> dict[str, int]:
