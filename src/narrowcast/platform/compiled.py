@@ -30,11 +30,12 @@ _making = Lock()
 def _cache_folder(chosen: str) -> str | None:
     """Return the folder that keeps machine code between processes, or None if no folder is writable.
 
-    `chosen` is numba's own setting, empty if the user has set none. The folder name contains a hash of these sources,
-    since numba does not notice a change in a function's callee.
+    `chosen` is numba's own setting, empty if the user has set none. The folder name contains a hash of all modules with
+    compiled functions, since numba does not notice a change in a function's callee in another module.
     """
     here = Path(__file__).parent
-    sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
+    modules = (path.read_bytes() for path in sorted(here.parent.rglob("*.py")))
+    sources = b"".join(module for module in modules if b"@compiled(" in module)
     # expanduser, unlike Path.home, does not raise for a user without a home folder
     caches = [here / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))]  # noqa: PTH111
     if chosen:

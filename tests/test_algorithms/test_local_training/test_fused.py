@@ -319,6 +319,33 @@ def fingerprint(cohort: Cohort) -> str:
     return hasher.hexdigest()
 
 
+def test_the_cache_of_a_kernel_is_another_once_a_function_of_another_module_that_it_calls_has_changed(
+    tmp_path: Path,
+) -> None:
+    copy = tmp_path / "narrowcast"
+    shutil.copytree(Path(narrowcast.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    script = "from narrowcast.platform import compiled; print(compiled.__file__, compiled._cache_folder(''))"
+
+    def run() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    def change(module: str, before: str, after: str) -> None:
+        text = (copy / module).read_text()
+        assert text.count(before) == 1
+        (copy / module).write_text(text.replace(before, after))
+
+    folders = [run()]
+    assert folders[0].startswith(str(copy))
+    change("algorithms/local_training/negatives.py", "def shuffle(", "def shuffle(  ")  # which `_train_clients` calls
+    folders.append(run())
+    change("algorithms/federated/fedavg.py", "class FedAvg(", "class FedAvg(  ")  # nothing in it is compiled
+    folders.append(run())
+    assert folders[0] != folders[1] == folders[2]
+
+
 @pytest.mark.slow
 def test_a_process_that_compiles_and_one_that_reads_the_cache_agree(tmp_path: Path) -> None:
     copy = tmp_path / "narrowcast"
@@ -338,7 +365,7 @@ def test_a_process_that_compiles_and_one_that_reads_the_cache_agree(tmp_path: Pa
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    caches = copy / "algorithms" / "local_training" / "__pycache__"
+    caches = copy / "platform" / "__pycache__"
     compiles = run()
     assert list(caches.glob("narrowcast-*/*/*.nbc"))
     reads = run()
