@@ -68,7 +68,7 @@ class GridRun:
 
     @property
     def ended(self) -> str:
-        """Why the run ended, in a few words."""
+        """The reason why the run ended, in a few words."""
         if self.result is None:
             return "failed" if self.failure else "no result"
         return _ENDED.get(self.result.file.stopped_by, self.result.file.stopped_by)

@@ -1,4 +1,4 @@
-"""What commands share: options and output, completion of names in the shell, and imports without garbage collection."""
+"""Parts of several commands: options, output, completion of names in the shell, imports without garbage collection."""
 
 from __future__ import annotations
 

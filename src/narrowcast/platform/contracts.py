@@ -113,7 +113,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class TrainingTraits:
-    """What algorithms may know of a training as its fields are set.
+    """Properties of a training, with its fields as they are set, that algorithms may ask for.
 
     - `learning_rate`: the step size; None if the steps do not have one.
     - `learning_rate_schedule`: the `LearningRateSchedule` of its factors; None: it is constant.
@@ -176,7 +176,7 @@ class Training(ABC):
 
     @property
     def traits(self) -> TrainingTraits:
-        """What algorithms may know of this training: its fields that have the name of a trait."""
+        """The traits of this training: its fields that have the name of a trait."""
         settings = vars(self)
         return TrainingTraits(**{name: settings[name] for name in _FIELDS_OF_TRAININGS & settings.keys()})
 
@@ -348,7 +348,7 @@ Downloads = Literal["alike", "slices", "by_client"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What is to be known of an algorithm as its fields are set, besides what its methods return.
+    """Properties of an algorithm, with its fields as they are set, besides what its methods return.
 
     - `global_model`: `final` is a model that can be evaluated; False: what the server knows, and clients alone are.
     - `downloads`: `alike`, of a cohort's messages the longest contains the others; `slices`, each client is sent a part
@@ -426,7 +426,7 @@ class Algorithm(ABC):
 
     @property
     def traits(self) -> Traits:
-        """What is to be known of this algorithm as its fields are set; a field `codec` has the stages of uploads."""
+        """The traits of this algorithm, with its fields as they are set; a field `codec` has the stages of uploads."""
         codec = optional(self, "codec")
         return Traits(codec=codec if isinstance(codec, tuple) else ())
 
@@ -550,7 +550,7 @@ class Algorithm(ABC):
 
     @property
     def personalises(self) -> bool:
-        """Whether clients use models other than the global one: a subclass has `personal` or `own_models`."""
+        """Return whether clients use models other than the global one: a subclass has `personal` or `own_models`."""
         own = type(self)
         return (own.personal, own.own_models) != (Algorithm.personal, Algorithm.own_models)
 

@@ -1,4 +1,4 @@
-"""What is printed: texts of others are shown as they are, and output without a reader does not end a run.
+"""Output to a terminal: texts of others are shown as they are, and output without a reader does not end a run.
 
 A name in a file of somebody else could have escapes, which a terminal obeys, or brackets, which Rich takes for markup.
 A closed pipe, terminal or stream, or a full disk, takes no more output.

@@ -32,7 +32,7 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is run: `rounds` replaces those of every recorded run; a study ends after `seconds`, with 0 at once."""
+    """Extent of a reproduction: `rounds` replaces those of recorded runs; a study ends after `seconds`, 0 at once."""
 
     seeds: int = 3
     rounds: int | None = None

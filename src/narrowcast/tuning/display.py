@@ -1,4 +1,4 @@
-"""What is shown of a study: its estimated cost before, its trials while it runs.
+"""Display of a study: its estimated cost before, its trials while it runs.
 
 The estimated cost of a study, from a few timed rounds or iterations of some configurations drawn from its space.
 

@@ -1,1 +1,1 @@
-"""From one description of a cluster to the files that Kubernetes, Ray's launcher, Docker and Compose read."""
+"""From one description of a cluster to its KubeRay manifest and its Dockerfile."""

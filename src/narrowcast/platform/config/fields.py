@@ -102,7 +102,7 @@ class Role:
     shared: bool = False
     """True if replicas have the field in common."""
     not_tuned: str | None = None
-    """Why a study cannot vary the field."""
+    """The reason why a study cannot vary the field."""
 
 
 def role_of(model: type[BaseModel], name: str) -> Role:

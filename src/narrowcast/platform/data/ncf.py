@@ -34,7 +34,7 @@ _MOST_ITEMS = 10**8
 
 @dataclass(frozen=True)
 class Layout:
-    """How a file has its ratings: the columns of user, item, rating and time, what separates them, and a header."""
+    """Layout of a file of ratings: its columns of user, item, rating and time, their delimiter, and its header."""
 
     columns: tuple[str, str, str, str]
     delimiter: str

@@ -54,7 +54,7 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
         for part in run.algorithm.plain.own_models(broadcast, chunk, run.task):
             own = chunk.take(part.places)
             for split in splits:
-                measured = part.model.measure_clients(  # type: ignore[attr-defined] # see client_splits.py
+                measured = part.model.measure_clients(  # type: ignore[attr-defined] # see `check_client_evaluation`
                     part.parameters, own.state, run.task.data, split, own.clients
                 )
                 for name, values in measured.items():

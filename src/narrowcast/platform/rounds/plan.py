@@ -49,7 +49,7 @@ class Buffered(Section):
 class Schedule(Protocol):
     """Contract of another schedule, a frozen model: the server's steps and the clients whose updates each uses.
 
-    `rounds.py` opens and closes the rounds of the two above. `live` is the `LiveState` of the run; the result of `open`
+    `loop.py` opens and closes the rounds of the two above. `live` is the `LiveState` of the run; the result of `open`
     has the `run` and the `calls` of local training, which are made before `close`, which returns an `Outcome`.
     """
 

@@ -181,7 +181,7 @@ class BackgroundSender(ABC):
     """
 
     kept: ClassVar[str]
-    """What an outage does to that which is not sent, in words."""
+    """The effect of an outage on what is not sent yet, for the warning."""
 
     def __init__(self, store: StoreAddress) -> None:
         self._store = store

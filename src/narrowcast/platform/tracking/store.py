@@ -11,7 +11,7 @@ The documented monitor, `mlflow.enable_system_metrics_logging`, works on the one
 good at the first call that the store does not answer. `CHECKED_VERSION` is the latest version that this was checked
 against; a test fails where a later one is installed.
 
-The calls to an MLflow store, each of its own: `mlflow_run` makes them, in a second process if there is one.
+The calls to an MLflow store, each of its own: `sender` makes them, in a second process if there is one.
 
 Arguments and results are plain values. A call that the store does not answer, or refuses, raises `StoreError`.
 """

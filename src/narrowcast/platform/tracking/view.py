@@ -4,7 +4,7 @@ The view of an experiment's runs in the MLflow UI: columns of test metrics and c
 
 MLflow opens an experiment as one of generative AI, without metric columns, unless a tag says otherwise. A shared view,
 which its button "Share" writes too, is another tag; the address of the page names it. The format of that tag is
-undocumented; it was checked in a browser with `mlflow_internals.CHECKED_VERSION`. A page that does not understand it
+undocumented; it was checked in a browser with `store.CHECKED_VERSION`. A page that does not understand it
 says so and shows its own columns.
 
 A door of 127.0.0.1 to a server on a Unix socket that opens to a token alone: every account can connect to a port.
