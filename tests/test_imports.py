@@ -133,6 +133,7 @@ HEAVY = {"torch", "ray", "mlflow", "numba", "matplotlib", "pandas", "optuna", "s
         ("narrowcast.cli.main", set()),
         ("narrowcast.runs.session", {"torch"}),
         ("narrowcast.cli.run_tables", set()),
+        ("narrowcast.studies.targets", set()),  # of `reproduce --list`
     ],
 )
 def test_what_takes_long_to_import_waits_until_it_is_used(module: str, wanted: set[str]) -> None:

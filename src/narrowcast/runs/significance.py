@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 MARGIN = 0.3
 """Largest difference, in percentage points of accuracy, that counts as level."""
@@ -149,6 +148,8 @@ def _mean_and_error(values: ArrayLike) -> tuple[float, float, int]:
 def _interval(mean: float, error: float, freedom: int, confidence: float) -> MeanInterval:
     if not freedom:
         return MeanInterval(mean, -np.inf, np.inf)
+    from scipy import stats  # takes half a second
+
     half = error * float(stats.t.ppf((1 + confidence) / 2, freedom))
     return MeanInterval(mean, mean - half, mean + half)
 
@@ -157,6 +158,8 @@ def _test(mean: float, error: float, freedom: int, margin: float) -> MeanTest:
     interval = _interval(mean, error, freedom, CONFIDENCE)
     if not freedom or error <= _NO_SPREAD * max(margin, abs(mean)):
         return MeanTest(interval, 1.0, 1.0)
+    from scipy import stats
+
     above_low, below_high = stats.t.sf([(mean + margin) / error, (margin - mean) / error], freedom)
     p_zero = 2 * float(stats.t.sf(abs(mean) / error, freedom))
     return MeanTest(interval, p_zero, float(max(above_low, below_high)))

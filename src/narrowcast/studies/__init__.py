@@ -28,11 +28,10 @@ if TYPE_CHECKING:
         mean_interval,
         paired_interval,
     )
-    from narrowcast.studies.comparison import Comparison
     from narrowcast.studies.plots import draw_groups, draw_seed_means
     from narrowcast.studies.queue import Plan, Planned, Queue
     from narrowcast.studies.results import Rows, append_lines, read_lines, read_rows, rekey
-    from narrowcast.studies.spec import Results, RunSpec, best_place, slug
+    from narrowcast.studies.spec import Comparison, Results, RunSpec, best_place, slug
     from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable
     from narrowcast.studies.tuning import (
         Choice,
@@ -90,11 +89,10 @@ __all__ = [
     "untuned_plan",
 ]
 _MODULES = {
-    "studies.comparison": ("Comparison",),
     "studies.plots": ("draw_groups", "draw_seed_means"),
     "studies.queue": ("Plan", "Planned", "Queue"),
     "studies.results": ("Rows", "append_lines", "read_lines", "read_rows", "rekey"),
-    "studies.spec": ("Results", "RunSpec", "best_place", "slug"),
+    "studies.spec": ("Comparison", "Results", "RunSpec", "best_place", "slug"),
     "runs.significance": (
         *("CONFIDENCE", "MARGIN", "MeanInterval", "MeanTest", "bootstrap_over_users", "compare_paired"),
         *("compare_with_published", "holm", "mean_interval", "paired_interval"),

@@ -1,4 +1,4 @@
-"""A comparison that a YAML file declares: cells, a grid of tries for each, seeds, a metric and a reference.
+"""The table of a comparison that a YAML file declares: cells, a grid of tries for each, a metric and a reference.
 
 Every cell has the same tries of the grid on validation data, with seeds that are not test seeds. The best one by the
 mean of `validation.METRIC` runs on test data, and each cell is compared with the first, seed by seed.
@@ -10,84 +10,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from narrowcast.platform.config.files import Section
 from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.platform.tracking.metrics import metric_label
-from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import RunSpec, best_place, digest_of, slug
+from narrowcast.studies.spec import Comparison, RunSpec, best_place, digest_of, slug
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished, tried, tuning_verdict, untuned_plan
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, compared_with_first, megabytes
 
 
-class Comparison(Section):
-    """Cells of one experiment, tuned over one grid; the first one is the reference.
+def table_of(comparison: Comparison, name: str) -> StudyTable:
+    """Return the table, whose runs are rows of NAME.csv; raise `UserError` if a cell is not a valid experiment."""
+    cells = [DeclaredCell(comparison, name, each) for each in comparison.cells]
+    for cell in cells:
+        digest_of(comparison.experiment, cell.tuning(cell.grid[0]).overrides)
 
-    `cells`: the overrides of each by its name. `grid`: the values that are tried of each field; all combinations.
-    `data_seed`: data.seed follows the seed, so that replicas differ in split and partition.
-    """
-
-    experiment: str
-    metric: Literal["accuracy", "accuracy.mean", "accuracy.worst_10_percent", "hr@10"] = "accuracy"
-    overrides: tuple[str, ...] = ()
-    cells: dict[str, tuple[str, ...]] = Field(min_length=2)
-    grid: dict[str, tuple[float, ...]] = Field({})
-    tuning_overrides: tuple[str, ...] = Field((), description="what a run on validation data differs in")
-    seeds: int = Field(5, ge=2)
-    tuning_seeds: int = Field(COMPARABLE_SEEDS, ge=1)
-    data_seed: bool = False
-    memory_gib: float = Field(1.0, gt=0)
-
-    @model_validator(mode="after")
-    def _has_labels_of_their_own(self) -> Comparison:
-        if len({slug(name) for name in self.cells}) < len(self.cells):
-            raise ValueError("names of cells should differ in letters and figures, which labels of runs are made of")
-        return self
-
-    def table(self, name: str) -> StudyTable:
-        """Return the table, whose runs are rows of NAME.csv; raise `UserError` if a cell is not a valid experiment."""
-        cells = [DeclaredCell(self, name, each) for each in self.cells]
+    def results(rows: Rows) -> dict[DeclaredCell, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
+        found = {}
         for cell in cells:
-            digest_of(self.experiment, cell.tuning(cell.grid[0]).overrides)
+            tuned = tried(rows, cell, comparison.tuning_seeds) if comparison.grid else []
+            if (tuned or not comparison.grid) and (runs := finished(rows, cell.test(tuned), comparison.seeds)):
+                found[cell] = tuned, runs
+        return found
 
-        def results(rows: Rows) -> dict[DeclaredCell, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
-            found = {}
-            for cell in cells:
-                tuned = tried(rows, cell, self.tuning_seeds) if self.grid else []
-                if (tuned or not self.grid) and (runs := finished(rows, cell.test(tuned), self.seeds)):
-                    found[cell] = tuned, runs
-            return found
+    def judge(rows: Rows) -> list[PaperVerdict]:
+        found = results(rows)
+        if cells[0] not in found:
+            return []
+        verdicts = compared_with_first({cell.name: runs for cell, (_, runs) in found.items()}, comparison.metric)
+        choices = [choice for cell, (tuned, _) in found.items() for choice in cell.choices(tuned)]
+        return [*verdicts, tuning_verdict(choices)] if choices else verdicts
 
-        def judge(rows: Rows) -> list[PaperVerdict]:
-            found = results(rows)
-            if cells[0] not in found:
-                return []
-            verdicts = compared_with_first({cell.name: runs for cell, (_, runs) in found.items()}, self.metric)
-            choices = [choice for cell, (tuned, _) in found.items() for choice in cell.choices(tuned)]
-            return [*verdicts, tuning_verdict(choices)] if choices else verdicts
+    def plot(rows: Rows, path: Path) -> None:
+        figure, (axes,) = new_figure(name, panels=1)
+        for place, (cell, (_, runs)) in enumerate(results(rows).items()):
+            reached, colour = accuracies(runs, comparison.metric), COLOURS[place % len(COLOURS)]
+            draw_seed_means(axes, [megabytes(runs)], [reached], color=colour, marker="o", capsize=3, label=cell.name)
+        axes.set(xlabel="uplink and downlink (MB)", ylabel=f"{metric_label(f'test.{comparison.metric}')} (%)")
+        axes.legend(fontsize=8, frameon=False)
+        figure.savefig(path, dpi=100)
 
-        def plot(rows: Rows, path: Path) -> None:
-            figure, (axes,) = new_figure(name, panels=1)
-            for place, (cell, (_, runs)) in enumerate(results(rows).items()):
-                reached, colour = accuracies(runs, self.metric), COLOURS[place % len(COLOURS)]
-                draw_seed_means(
-                    axes, [megabytes(runs)], [reached], color=colour, marker="o", capsize=3, label=cell.name
-                )
-            axes.set(xlabel="uplink and downlink (MB)", ylabel=f"{metric_label(f'test.{self.metric}')} (%)")
-            axes.legend(fontsize=8, frameon=False)
-            figure.savefig(path, dpi=100)
-
-        if self.grid:
-            plan = cells_plan(name, cells, self.seeds, self.tuning_seeds)
-        else:
-            plan = untuned_plan(name, [cell.test([]) for cell in cells], self.seeds)
-        return StudyTable({name: plan}, judge, plot)
+    if comparison.grid:
+        plan = cells_plan(name, cells, comparison.seeds, comparison.tuning_seeds)
+    else:
+        plan = untuned_plan(name, [cell.test([]) for cell in cells], comparison.seeds)
+    return StudyTable({name: plan}, judge, plot)
 
 
 @dataclass(frozen=True)

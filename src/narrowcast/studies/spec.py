@@ -1,4 +1,7 @@
-"""The runs that a table or figure is computed from: an experiment with overrides, once per seed."""
+"""The runs that a table or figure is computed from: an experiment with overrides, once per seed.
+
+Targets are listed without loading experiments, which are imported where one is configured.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from narrowcast.experiment import Experiment, load_experiment
+from pydantic import Field, model_validator
+
 from narrowcast.packaged import names_solve
+from narrowcast.platform.config.files import Section
 from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN
-from narrowcast.solve_run import load_solve
+from narrowcast.runs.significance import COMPARABLE_SEEDS
+
+if TYPE_CHECKING:
+    from narrowcast.experiment import Experiment
 
 ACCURACY, CONVERGENCE = "accuracy", "convergence"
 BASELINES: Mapping[str, str] = {"user_mean": USER_MEAN, "biases": BIASES, "popularity": "popularity"}
@@ -69,6 +77,8 @@ class RunSpec:
 
     def configured(self, seed: int, name: str, rounds: int | None = None) -> Experiment:
         """Return the experiment of a seed, on the local backend."""
+        from narrowcast.experiment import load_experiment
+
         own = [f"seed={seed}", f"name={name}", "backend.kind=local", "tracking.system_metrics=false"]
         data = [f"data.seed={seed if self.data_seed else 0}"]
         shorter = [f"rounds={rounds}"] if rounds else []
@@ -87,6 +97,9 @@ def digest_of(experiment: str, overrides: tuple[str, ...]) -> str:
 
     Raise `UserError` if it is not valid.
     """
+    from narrowcast.experiment import load_experiment
+    from narrowcast.solve_run import load_solve
+
     load = load_solve if names_solve(experiment) else load_experiment
     return load(experiment, overrides).digest()[:_DIGITS]
 
@@ -97,6 +110,31 @@ def slug(name: str) -> str:
 
 
 def best_place(tried: Sequence[Mapping[str, Any]], metric: str = "validation.accuracy") -> int:
-    """Return the place of the first result with the highest metric, which counts as 0 if a run failed."""
+    """Return the index of the first result with the highest metric, which counts as 0 if a run failed."""
     reached = [result["final"].get(metric, 0.0) for result in tried]
     return reached.index(max(reached))
+
+
+class Comparison(Section):
+    """Cells of one experiment, tuned over one grid; the first one is the reference.
+
+    `cells`: the overrides of each by its name. `grid`: the values that are tried of each field; all combinations.
+    `data_seed`: data.seed follows the seed, so that replicas differ in split and partition.
+    """
+
+    experiment: str
+    metric: Literal["accuracy", "accuracy.mean", "accuracy.worst_10_percent", "hr@10"] = "accuracy"
+    overrides: tuple[str, ...] = ()
+    cells: dict[str, tuple[str, ...]] = Field(min_length=2)
+    grid: dict[str, tuple[float, ...]] = Field({})
+    tuning_overrides: tuple[str, ...] = Field((), description="what a run on validation data differs in")
+    seeds: int = Field(5, ge=2)
+    tuning_seeds: int = Field(COMPARABLE_SEEDS, ge=1)
+    data_seed: bool = False
+    memory_gib: float = Field(1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _has_labels_of_their_own(self) -> Comparison:
+        if len({slug(name) for name in self.cells}) < len(self.cells):
+            raise ValueError("names of cells should differ in letters and figures, which labels of runs are made of")
+        return self

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
@@ -20,8 +21,10 @@ from narrowcast.platform.config.files import Section, suggest, validate
 from narrowcast.platform.config.plugins import said
 from narrowcast.platform.config.yaml import read_yaml
 from narrowcast.platform.errors import UserError
-from narrowcast.studies.comparison import Comparison
-from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable, Table
+from narrowcast.studies.spec import Comparison
+
+if TYPE_CHECKING:
+    from narrowcast.studies.tables import Table
 
 GROUP = "narrowcast.papers"
 """The group of entry points; the value is a package whose folder has papers."""
@@ -79,8 +82,11 @@ class Target:
 
     def table(self) -> Table:
         """Return the table; this runs code of the paper. Raise `UserError` if the file or the name is not there."""
+        from narrowcast.studies.comparison import table_of
+        from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable
+
         if self.fields.comparison is not None:
-            return self.fields.comparison.table(self.name)
+            return table_of(self.fields.comparison, self.name)
         module, _, name = str(self.fields.entry).partition(":")
         path = ".".join([*self.folder.relative_to(self.root).parts, module])
         if str(self.root) not in sys.path:
