@@ -13,13 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from narrowcast.cluster.ray_internals import ray_folder, remove_abandoned
+from narrowcast.cluster import ray_folder as program
+from narrowcast.cluster.ray_folder import ray_folder, remove_abandoned
 from scratch import short_folder
 
 # Starts a process as Ray does, which outlives its parent, and waits.
 RUN = """
 import os, subprocess, sys, time
-from narrowcast.cluster.ray_internals import ray_folder
+from narrowcast.cluster.ray_folder import ray_folder
 with ray_folder() as folder:
     agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     (folder / "session").mkdir()
@@ -74,6 +75,13 @@ def test_nothing_is_left_at_the_end() -> None:
     assert agent.wait(10) == -signal.SIGKILL
     assert not folder.exists()
     assert "NARROWCAST_RAY_FOLDER" not in os.environ
+
+
+def test_the_guard_needs_no_package(temporary: Path) -> None:
+    (folder := temporary / "nc-ray-of-a-run").mkdir()
+    # -S: without installed packages, as where narrowcast is found by PYTHONPATH alone, which a guard ignores.
+    subprocess.run([sys.executable, "-I", "-S", program.__file__, str(folder)], input=b"", timeout=60, check=True)
+    assert not folder.exists()
 
 
 def test_a_killed_run_is_cleaned_up_after(temporary: Path) -> None:
