@@ -65,10 +65,6 @@ def check_name(value: str, what: str) -> str:
     return value
 
 
-Factory = Annotated[str, Matches(r"[\w.]+:\w+", "should be package.module:name, such as my_models:make")]
-"""The import path of a function."""
-
-
 BITS: Final[JsonDict] = {"unit": "bit"}
 ITERATIONS: Final[JsonDict] = {"unit": "iterations"}
 METRES: Final[JsonDict] = {"unit": "m"}

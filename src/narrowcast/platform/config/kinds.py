@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from pydantic_core import PydanticCustomError, core_schema
 from typing_extensions import is_protocol
 
 from narrowcast.platform.config import plugins
+from narrowcast.platform.config.fields import Matches
 from narrowcast.platform.errors import UserError
 
 FOLDERS = "plugin_folders"
@@ -20,6 +21,24 @@ FOLDERS = "plugin_folders"
 MARK = "x-registry"
 """Key of a JSON Schema that stands for all kinds of a registry."""
 _OF_EVERY_MODEL = frozenset({"kind"})
+
+
+def _folders_of(info: core_schema.ValidationInfo) -> Sequence[Path]:
+    folders: Sequence[Path] = (info.context or {}).get(FOLDERS, ())
+    return folders
+
+
+def _imported(path: str, info: core_schema.ValidationInfo) -> str:
+    plugins.load(path, _folders_of(info))
+    return path
+
+
+Factory = Annotated[
+    str,
+    Matches(r"[\w.]+:\w+", "should be package.module:name, such as my_models:make"),
+    AfterValidator(_imported),
+]
+"""The import path of a function, which can be imported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +165,7 @@ class Registry(Mapping[str, type[BaseModel]]):
             raise PydanticCustomError("kind_missing", "kind is missing; known: {known}", {"known": known})
         kind = str(section["kind"])
         try:
-            found = self.resolve(kind, (info.context or {}).get(FOLDERS, ()))
+            found = self.resolve(kind, _folders_of(info))
         except UnknownKindError as error:
             context = {"kind": kind, "known": ",".join(error.known)}
             raise PydanticCustomError("kind_unknown", "kind is unknown; known: {known}", context) from error

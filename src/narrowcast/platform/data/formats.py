@@ -21,11 +21,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.platform.config import plugins
-from narrowcast.platform.config.fields import Factory
-from narrowcast.platform.config.kinds import FOLDERS
+from narrowcast.platform.config.kinds import Factory
 from narrowcast.platform.data.own import (
     TRAIN,
     SixteenBits,
@@ -317,12 +316,6 @@ class TorchDataset(UserSamples):
     sixteen_bits: SixteenBits = Field(
         "refuse", description="grey PIL images of 16 bits a pixel: refuse them, or keep the high_byte of each"
     )
-
-    @field_validator("factory")
-    @classmethod
-    def _can_be_imported(cls, value: str, info: ValidationInfo) -> str:
-        plugins.load(value, (info.context or {}).get(FOLDERS, ()))
-        return value
 
     def load(self) -> Samples:
         """Return the samples partitioned across clients; raise `UserError` if the factory or an item fails."""

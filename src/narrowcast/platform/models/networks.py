@@ -7,12 +7,11 @@ from itertools import pairwise
 from math import prod
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from narrowcast.platform.config import plugins
-from narrowcast.platform.config.fields import Factory
-from narrowcast.platform.config.kinds import FOLDERS
+from narrowcast.platform.config.kinds import Factory
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis, units_of_chain
@@ -226,12 +225,6 @@ class TorchModule(NeuralNetwork):
         description="the part of what the module returns that is its scores: a name in a mapping or an object, or a "
         "place in a tuple; null: it returns a tensor",
     )
-
-    @field_validator("factory")
-    @classmethod
-    def _can_be_imported(cls, value: str, info: ValidationInfo) -> str:
-        plugins.load(value, (info.context or {}).get(FOLDERS, ()))
-        return value
 
     def module(self, data: Samples) -> nn.Module:
         """Import the factory and call it."""
