@@ -61,7 +61,7 @@ class Documents(Classification):
     def _windows(self, name: str, source: str, texts: Mapping[str, bytes]) -> Samples:
         """Return the windows of documents; raise `UserError` if they are too few, or too many for the memory."""
         tokens = [np.frombuffer(text, dtype=np.uint8) for text in texts.values()]
-        cuts = [self._cuts(len(text)) for text in tokens]
+        cuts = [_cuts(len(text), self.validation_share, self.test_share) for text in tokens]
         counts = np.array([len(self._starts(*cut[:2])) for cut in cuts], dtype=np.int64)
         kept = np.flatnonzero(counts >= self.min_examples)
         natural = isinstance(self.partition, Natural)
@@ -86,11 +86,6 @@ class Documents(Classification):
         held_out_users = dict(zip(("validation", "test"), held_out, strict=True))
         return self._indexed(name, source, N_BYTES, splits, clients=clients, users=users, held_out_users=held_out_users)
 
-    def _cuts(self, length: int) -> tuple[int, int, int, int]:
-        """Return the boundaries of the training, validation and test part of a document."""
-        test = length - int(self.test_share * length)
-        return 0, test - int(self.validation_share * test), test, length
-
     def _starts(self, begin: int, end: int) -> IntArray:
         """Return the start of each window in a part; the byte after the window's last is in it too."""
         return np.arange(begin, end - self.window, self.stride)
@@ -100,6 +95,12 @@ class Documents(Classification):
             return Labelled(*(np.empty((0, self.window), dtype=np.int64) for _ in range(2)))
         windows = sliding_window_view(tokens, self.window + 1)[starts].astype(np.int64)
         return Labelled(np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:]))
+
+
+def _cuts(length: int, validation_share: float, test_share: float) -> tuple[int, int, int, int]:
+    """Return the boundaries of the training, validation and test part of a text."""
+    test = length - int(test_share * length)
+    return 0, test - int(validation_share * test), test, length
 
 
 def _together(parts: list[Labelled]) -> Labelled:
@@ -193,7 +194,8 @@ class Shakespeare(Classification):
         """
         path = find(NAME, (BY_CHARACTER,)) / BY_CHARACTER
         texts = [tokens(text) for text in _read(path).values()]
-        cuts = np.array([self._cuts(len(text)) for text in texts], dtype=np.int64).reshape(-1, 4)
+        spans = [_cuts(len(text), self.validation_share, self.test_share) for text in texts]
+        cuts = np.array(spans, dtype=np.int64).reshape(-1, 4)
         kept = np.flatnonzero(_n_windows(cuts[:, 1] - cuts[:, 0], self.stride) >= self.min_examples)
         clients = len(kept) if self.clients is None else self.clients
         if len(kept) == 0 or (isinstance(self.partition, Natural) and clients > len(kept)):
@@ -215,11 +217,6 @@ class Shakespeare(Classification):
             users=_users(train),
             held_out_users={"validation": _users(validation), "test": _users(test)},
         )
-
-    def _cuts(self, length: int) -> tuple[int, int, int, int]:
-        """Return the boundaries of the training, validation and test part of a text."""
-        test = length - int(self.test_share * length)
-        return 0, test - int(self.validation_share * test), test, length
 
     def _starts(self, spans: IntArray) -> list[IntArray]:
         """Return the start of each window that lies in the span of its user; spans [U, 2]."""
