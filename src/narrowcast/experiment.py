@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast import packaged
 from narrowcast.algorithms.channel.radio import CellRadio
@@ -31,7 +31,7 @@ from narrowcast.cluster.backend import RayBackend
 from narrowcast.platform.config.fields import Role, role_of
 from narrowcast.platform.config.files import Defaults, apply_overrides, flatten, plugin_folders, set_value, validate
 from narrowcast.platform.config.kinds import optional
-from narrowcast.platform.config.run_fields import Identified, Tracking
+from narrowcast.platform.config.run_fields import Identified, LastingPath, Tracking
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
@@ -42,7 +42,6 @@ from narrowcast.platform.rounds.fleet import Tiers, check_profiles
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import cohort_size
 from narrowcast.platform.rounds.state import Run
-from narrowcast.platform.storage.disk import expand_home
 from narrowcast.platform.tracking.metrics import Targets
 
 
@@ -73,7 +72,7 @@ class Experiment(Plan, Identified, metaclass=_Checked):
     model: Annotated[Model, MODELS] = Field(
         MatrixFactorisation(), description="model that the clients train; its default depends on the data set"
     )
-    start_from: str | None = Field(
+    start_from: LastingPath = Field(
         None,
         description="folder of a finished run of the same model and data, or safetensors file, whose global model is "
         "that before round 1; null: drawn from the seed",
@@ -102,11 +101,6 @@ class Experiment(Plan, Identified, metaclass=_Checked):
     targets: Annotated[Targets, Role(identity=False, not_tuned="they do not affect a run")] = Field(
         {}, description="values of metrics; rounds, bits and simulated time until each is reached are reported"
     )
-
-    @field_validator("start_from")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        return value and str(expand_home(value).absolute())
 
     def task(self, data: Dataset, folder: Path | None = None) -> Task:
         """Return the task of the client hosts; `folder` is that of the run, which may hold a copy of `start_from`.

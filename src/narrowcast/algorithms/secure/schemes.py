@@ -32,9 +32,9 @@ from narrowcast.algorithms.client.sums import MaskGroup, SumBlock, SumLayout
 from narrowcast.platform.config.fields import BITS
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import Registry
+from narrowcast.platform.config.run_fields import LastingPath
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import PrivateSeed, uniform_unit
-from narrowcast.platform.storage.disk import expand_home
 from narrowcast.platform.types import Arrays, BoolArray, PayloadError
 
 Rounding = Annotated[Literal["stochastic", "nearest"], Field(description="rounding of values to integers")]
@@ -255,12 +255,7 @@ class Protection(Section):
     smallest_count: int = Field(
         1, ge=1, description="fewest clients of an item whose row is opened; for ckks and plain"
     )
-    keys: str | None = Field(None, description="folder of `narrowcast keys make`; null: made for the run")
-
-    @field_validator("keys")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        return value and str(expand_home(value).absolute())
+    keys: LastingPath = Field(None, description="folder of `narrowcast keys make`; null: made for the run")
 
     def fixed_point(self, max_weight: int, max_clients: int) -> FixedPoint:
         """Return the integers of at most `max_clients` clients, whose weights add up to at most `max_weight`."""

@@ -34,9 +34,17 @@ from narrowcast.platform.storage.disk import expand_home
 _KEPT = Role(identity=False, not_tuned="it does not affect a run")
 
 
+def _lasting(value: str | None) -> str | None:
+    return value and str(expand_home(value).absolute())
+
+
+LastingPath = Annotated[str | None, AfterValidator(_lasting)]
+"""A path that processes with another working directory or home folder read as the same place."""
+
+
 def _lasting_place_without_password(value: str | None) -> str | None:
     if value is None or "://" not in value:
-        return value and str(expand_home(value).absolute())
+        return _lasting(value)
     if hide_secrets(value) != value:
         raise ValueError("names a user or password, which would be written down; give them in the environment")
     return value.rstrip("/")
