@@ -190,7 +190,7 @@ def run(
         outcomes = session.run_all(runs, on_round)
     if failed := session.failures(runs, outcomes):
         raise RunFailed(failed)
-    results = [load_any(member.folder) for member in runs]
+    results = [load_any(prepared.folder) for prepared in runs]
     return results[0] if len(results) == 1 else results
 
 
@@ -297,7 +297,7 @@ def compare(
     from narrowcast.runs.comparison import Comparison, SolveComparison
     from narrowcast.runs.solve_result import SolveResult
 
-    results = [load_any(member) if isinstance(member, Path) else member for member in _found(runs, output)]
+    results = [load_any(given) if isinstance(given, Path) else given for given in _found(runs, output)]
     solves = [result for result in results if isinstance(result, SolveResult)]
     experiments = [result for result in results if isinstance(result, Result)]
     if solves and experiments:
@@ -564,7 +564,7 @@ def _noting_resume(runs: Prepared) -> Iterator[None]:
     except (RunFailed, KeyboardInterrupt) as error:
         from narrowcast.runs.session import begun
 
-        if names := [member.folder.name for member in begun(runs)]:
+        if names := [prepared.folder.name for prepared in begun(runs)]:
             shown = repr(names[0] if len(names) == 1 else names)
             error.add_note(f"resume with nc.run(resume={shown}, output={str(runs[0].folder.parent)!r})")
         raise

@@ -51,7 +51,7 @@ def write_site(
     if not tolerances or any(not 0 < tolerance < np.inf for tolerance in (*tolerances, *within)):
         raise UserError(f"goals are {(*tolerances, *within)}; give tolerances above 0, at least one")
     pages = [f"problems/{each}.html" for each in _file_names([each.label for each in benchmark.problems])]
-    names = dict(zip(map(id, benchmark.runs), _file_names([member.name for member in benchmark.runs]), strict=True))
+    names = dict(zip(map(id, benchmark.runs), _file_names([run.name for run in benchmark.runs]), strict=True))
     for page, problem in zip(pages, benchmark.problems, strict=True):
         write_report(_problem_page(problem, benchmark.solvers, names), folder / page)
         for run in problem.runs.values():

@@ -160,12 +160,12 @@ def read_grid(folders: Iterable[Path], metrics: Sequence[str] = ()) -> SolveGrid
     runs = [_read(folder) for folder in folders]
     if not runs:
         raise UserError("no solves to compare; give the folder of at least one, or their folder with --output")
-    solvers = _labels([member.part("solver") for member in runs])
-    problems = _labels([member.part("problem") for member in runs])
+    solvers = _labels([run.part("solver") for run in runs])
+    problems = _labels([run.part("problem") for run in runs])
     for place, run in enumerate(runs):  # in a benchmark a solver may have settings of its own for a problem
         if (named := _INSTANCE.fullmatch(run.name)) is not None:
             problems[place], solvers[place] = named.groups()
-    if len({member.seed for member in runs}) > 1:
+    if len({run.seed for run in runs}) > 1:
         problems = [f"{label} seed={run.seed}" for label, run in zip(problems, runs, strict=True)]
     found: dict[str, dict[str, GridRun]] = {}
     for problem, solver, run in zip(problems, solvers, runs, strict=True):

@@ -336,7 +336,7 @@ def run(
             if not session.begun(runs):
                 raise
             raise RunFailed(f"interrupted; resume with: {session.resume_command(runs)}") from None
-    ended = zip((member.folder for member in runs), results, strict=True)
+    ended = zip((prepared.folder for prepared in runs), results, strict=True)
     _report([folder for folder, result in ended if isinstance(result, dict)], runs[0].store.shown)
     if failed := session.failures(runs, results):
         raise RunFailed(failed)

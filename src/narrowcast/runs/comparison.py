@@ -447,7 +447,7 @@ class Comparison(RunComparison[Result]):
                 row[name], row[f"{name} std"] = group.statistics(lambda run, name=name: self._value(run, name))  # type: ignore[misc]
             row["simulated_seconds"], row["simulated_seconds std"] = group.statistics(lambda run: run.simulated_seconds)
             rows.append(row)
-        return DataFrame(rows, index=[seed_group.label for seed_group in self.groups])
+        return DataFrame(rows, index=[group.label for group in self.groups])
 
     @staticmethod
     def _value(run: Result, name: str) -> float | None:

@@ -44,12 +44,12 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
     """
     if metric is not None:
         _check_metric(groups, metric)
-    metrics = [metric or primary_metric(seed_group.runs[0].final) or "test.hr@10" for seed_group in groups]
+    metrics = [metric or primary_metric(group.runs[0].final) or "test.hr@10" for group in groups]
     shown = " and ".join(dict.fromkeys(map(metric_label, metrics)))
     costs = chosen_costs(AXES, axes)
     percent = all(is_fraction(name, each.shares) for name, each in zip(metrics, groups, strict=True))
     title = f"{shown[0].upper()}{shown[1:]} against {_listed([_WORDS[value.column] for value in costs])}"
-    if any(len(seed_group.runs) > 1 for seed_group in groups):
+    if any(len(group.runs) > 1 for group in groups):
         title += "; bands: standard deviation over seeds"
     figure, panels = plots.new_figure(title, panels=len(costs))
     for cost, panel in zip(costs, panels, strict=True):
@@ -74,7 +74,7 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
         if cost is ROUND:
             panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         panel.set(xlabel=cost.axis_label(unit), ylabel=f"{shown} (%)" if percent else shown)
-    _add_legend(figure, [seed_group.label for seed_group in groups])
+    _add_legend(figure, [group.label for group in groups])
     return figure
 
 
@@ -83,7 +83,7 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
 
     A line gives the metric by percentile of the clients, the mean over the seeds. None if no run evaluated its clients.
     """
-    tables = [run.client_metrics_table for seed_group in groups for run in seed_group.runs if run.evaluates_clients]
+    tables = [run.client_metrics_table for group in groups for run in group.runs if run.evaluates_clients]
     known = list(dict.fromkeys(name for table in tables for name in table.column_names if "." in name))
     if metric is not None and metric not in known:
         measured = f"measured: {', '.join(known)}{suggest(metric, known)}" if known else "run it with evaluate_clients"
@@ -94,10 +94,10 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
     at = np.linspace(0, 100, 101)
     shown = metric_label(metric)
     title = f"{shown[0].upper()}{shown[1:]} of the clients by percentile"
-    if any(len(seed_group.runs) > 1 for seed_group in groups):
+    if any(len(group.runs) > 1 for group in groups):
         title += "; mean over seeds"
     figure, (panel,) = plots.new_figure(title, panels=1)
-    percent = all(is_fraction(metric, seed_group.shares) for seed_group in groups)
+    percent = all(is_fraction(metric, group.shares) for group in groups)
     labels, scale = [], 100 if percent else 1
     for index, group in enumerate(groups):
         found = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]

@@ -249,7 +249,7 @@ def targets_table(groups: Sequence[SeedGroup]) -> TextTable | None:
                 ]
             )
     heads = ["run", "target", "reached", "rounds", "uplink", "total", "simulated\ntime"]
-    if not any(len(seed_group.runs) > 1 for seed_group in groups):
+    if not any(len(group.runs) > 1 for group in groups):
         heads, rows = [name for name in heads if name != "reached"], [[*row[:2], *row[3:]] for row in rows]
     return TextTable(heads, rows) if rows else None
 
@@ -271,7 +271,7 @@ def _best(groups: Sequence[SeedGroup]) -> dict[int, str]:
         known = best.get((group.runs[0].file.data, metric))
         if known is None or is_better(metric, value, known[1], group.runs[0].file.lower_is_better):
             best[group.runs[0].file.data, metric] = (place, value)
-    of_data = {data: [seed_group for seed_group in groups if seed_group.runs[0].file.data == data] for data, _ in best}
+    of_data = {data: [group for group in groups if group.runs[0].file.data == data] for data, _ in best}
     return {
         place: metric
         for (data, metric), (place, _) in best.items()

@@ -19,15 +19,24 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import SafetensorError
 
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.files import PLUGINS, START, command, flatten, not_a_mapping
 from narrowcast.platform.config.run_fields import Tracking
 from narrowcast.platform.config.yaml import read_limited, read_yaml, write_yaml
 from narrowcast.platform.errors import UserError, shown
-from narrowcast.platform.storage.disk import disk, make_folders, remove_tree, without_part, write_atomically
+from narrowcast.platform.storage.disk import (
+    disk,
+    make_folders,
+    read_tensors,
+    remove_tree,
+    without_part,
+    write_atomically,
+)
 from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.tracking import units
+from narrowcast.platform.types import Arrays
 
 CONFIG, RESULT, ANSWER = "config.yaml", "result.json", "answer.safetensors"
 ITERATIONS = "iterations.parquet"
@@ -213,6 +222,15 @@ def read_table(path: Path, needed: tuple[str, ...]) -> pa.Table:
     if missing := [name for name in needed if name not in names]:
         raise UserError(f"{path}: has no column {', '.join(missing)}; run the experiment again")
     return table
+
+
+def read_arrays(folder: Path, name: str, advice: str) -> Arrays:
+    """Return the arrays of a safetensors file of a run; raise `UserError` with the advice if it is damaged."""
+    path = own_file(folder, name)
+    try:
+        return read_tensors(path)[0]
+    except (SafetensorError, OSError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: unreadable ({first_line(error)}); {advice}") from error
 
 
 def finish_advice(folder: Path) -> str:

@@ -79,7 +79,7 @@ def paired_differences(
 
 
 def _test(group: SeedGroup, reference: SeedGroup, metric: str, seeds: SeedsOf) -> PairedDifference:
-    ours, theirs = (_by_seeds(seed_group, metric, seeds) for seed_group in (group, reference))
+    ours, theirs = (_by_seeds(side, metric, seeds) for side in (group, reference))
     common = [seed for seed in ours if seed in theirs]
     one, other = ([values[seed] for seed in common] for values in (ours, theirs))
     if not common:

@@ -163,7 +163,7 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedExperime
 
 def prepare_lockstep(runs: Sequence[PreparedExperiment]) -> list[PreparedExperiment]:
     """Check that runs can go in lockstep in this process, and let those with the same data share one object."""
-    by_digest = {member.task.data.digest: member.task.data for member in reversed(runs)}
+    by_digest = {prepared.task.data.digest: prepared.task.data for prepared in reversed(runs)}
     for run in runs:
         if run.experiment.backend.kind != "local":
             raise UserError("replicas run in lockstep in this process; add --backend local")
@@ -171,7 +171,7 @@ def prepare_lockstep(runs: Sequence[PreparedExperiment]) -> list[PreparedExperim
             raise UserError("replicas cannot run in lockstep with secure; start each run by itself")
         if run.experiment.schedule.kind != "synchronous":
             raise UserError("replicas cannot run in lockstep with a buffered schedule; start each run by itself")
-    shared = [replace(member.task, data=by_digest[member.task.data.digest]) for member in runs]
+    shared = [replace(prepared.task, data=by_digest[prepared.task.data.digest]) for prepared in runs]
     return [replace(each, run=replace(each.run, task=task)) for each, task in zip(runs, shared, strict=True)]
 
 

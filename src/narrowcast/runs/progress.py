@@ -117,13 +117,10 @@ class ProgressDisplay:
         solves = {run.folder.name: run for run in runs if isinstance(run, PreparedSolve)}
         if solves:
             shares = fraction_metrics(next(iter(solves.values())).solve.problem)
-            steps = {name: (each.state.iteration, each.solve.iterations) for name, each in solves.items()}
+            steps = {name: (run.state.iteration, run.solve.iterations) for name, run in solves.items()}
             return cls(steps, shares, ITERATION, data_line(runs[0].input))
         experiments = [run for run in runs if isinstance(run, PreparedExperiment)]
-        rounds = {
-            experiment.folder.name: (experiment.state.round_index, experiment.experiment.rounds)
-            for experiment in experiments
-        }
+        rounds = {run.folder.name: (run.state.round_index, run.experiment.rounds) for run in experiments}
         return cls(rounds, fraction_metrics(experiments[0].experiment.model), data=data_line(runs[0].input))
 
     def __enter__(self) -> ProgressDisplay:

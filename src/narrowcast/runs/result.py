@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
 
 from narrowcast.platform.config.files import MODEL, validate_result
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.storage.disk import read_tensors
-from narrowcast.platform.storage.folder_files import own_file, read_json
+from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.platform.storage.journal import CLIENT_METRICS
 from narrowcast.platform.tracking import metrics, units
 from narrowcast.platform.tracking.metrics import (
@@ -35,7 +33,7 @@ from narrowcast.platform.tracking.metrics import (
 )
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.finished_run import FinishedRun, ModelFormat, RunFile, write_arrays
-from narrowcast.runs.folder import CONFIG, RESULT, finish_advice, first_line, read_table, saved_config
+from narrowcast.runs.folder import CONFIG, RESULT, finish_advice, read_arrays, read_table, saved_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -226,11 +224,7 @@ class Result(FinishedRun[ResultFile]):
 
     def arrays(self) -> Arrays:
         """Return the parameters of the trained global model by name."""
-        path = own_file(self.folder, MODEL)
-        try:
-            return read_tensors(path)[0]
-        except (SafetensorError, OSError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: unreadable ({first_line(error)}); run the experiment again") from error
+        return read_arrays(self.folder, MODEL, "run the experiment again")
 
     def model(self) -> Any:
         """Return the trained global model.

@@ -213,26 +213,25 @@ class Recorder:
 
     def _keep_config(self) -> None:
         """Write `config.yaml` again if somebody has removed it: without it there is no run to resume or to read."""
-        each = self.prepared
-        if not (each.folder / CONFIG).is_file():
-            logger.warning("%s was removed, and is written again", each.folder / CONFIG)
-            write_config(each.config, each.folder)
+        config, folder = self.prepared.config, self.prepared.folder
+        if not (folder / CONFIG).is_file():
+            logger.warning("%s was removed, and is written again", folder / CONFIG)
+            write_config(config, folder)
 
     def finish(self, *, keep_checkpoints: bool = True) -> dict[str, Any]:
         """Write the outputs, `result.json` last, without interruption; remove the checkpoints unless they are kept.
 
         Raise `NoLearningError` if the run has no result.
         """
-        each = self.prepared
+        config, folder = self.prepared.config, self.prepared.folder
         with defer_signals():
             self._keep_config()
             self.result = self.write_outputs(self.journal, self.state, self.sender.cursor.run_id)
             if keep_checkpoints:
-                place = checkpoint_place(each.config, each.folder)
                 with suppress(OSError):  # the run has its result
-                    prune_checkpoints(place, self.state, each.config.checkpoints_kept)
+                    prune_checkpoints(checkpoint_place(config, folder), self.state, config.checkpoints_kept)
             else:
-                remove_local_checkpoints(each.config, each.folder)
+                remove_local_checkpoints(config, folder)
         return self.result
 
 
@@ -416,12 +415,12 @@ def _prepare_named(folder: Path, source: Source | None, overrides: Sequence[str]
 
 def begun(runs: Sequence[PreparedRun]) -> Sequence[PreparedRun]:
     """Return the runs that have a folder, which can be resumed."""
-    return [member for member in runs if member.folder.is_dir()]
+    return [prepared for prepared in runs if prepared.folder.is_dir()]
 
 
 def resume_command(runs: Sequence[PreparedRun]) -> str:
     """Return the command that resumes those of these runs that have begun, many of them by a pattern of their names."""
-    output, names = runs[0].folder.parent, [member.folder.name for member in begun(runs)]
+    output, names = runs[0].folder.parent, [prepared.folder.name for prepared in begun(runs)]
     pattern = f"{escape(commonprefix(names))}*"  # noqa: RUF071 - the beginnings of names, not paths
     if len(names) > _NAMES_SHOWN and {path.name for path in output.glob(pattern) if path.is_dir()} == set(names):
         names = [pattern]
@@ -436,10 +435,10 @@ def run_all(runs: Prepared, on_round: OnRound) -> list[dict[str, Any] | RunFaile
     """
     if len(runs) == 1:
         return [run(runs[0], on_round)]
-    experiments = [member for member in runs if isinstance(member, PreparedExperiment)]
+    experiments = [prepared for prepared in runs if isinstance(prepared, PreparedExperiment)]
     if len(experiments) == len(runs):
         return run_replicas(experiments, on_round)
-    return [_result_or_failure(member, on_round) for member in runs]
+    return [_result_or_failure(prepared, on_round) for prepared in runs]
 
 
 def _result_or_failure(prepared: PreparedRun, on_round: OnRound) -> dict[str, Any] | RunFailed:
@@ -478,7 +477,7 @@ def run_replicas(runs: Sequence[PreparedExperiment], on_round: OnRound) -> list[
             stack.enter_context(recorded(each, on_round, monitored=place == 0)) for place, each in enumerate(runs)
         ]
         with (
-            closing(lockstep([member.run for member in runs], [member.state for member in runs])) as rounds,
+            closing(lockstep([prepared.run for prepared in runs], [prepared.state for prepared in runs])) as rounds,
             defer_signals(),
         ):
             try:

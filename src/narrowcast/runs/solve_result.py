@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
 
 from narrowcast.platform.config.files import validate_result
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.storage.disk import read_tensors
-from narrowcast.platform.storage.folder_files import own_file, read_json
+from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.platform.storage.step import ITERATION
 from narrowcast.platform.tracking import metrics, units
 from narrowcast.platform.tracking.metrics import SolveTargetCost, format_metric, metric_label
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.finished_run import FinishedRun, ModelFormat, RunFile, write_arrays
-from narrowcast.runs.folder import ANSWER, ITERATIONS, RESULT, finish_advice, first_line, read_table, saved_config
+from narrowcast.runs.folder import ANSWER, ITERATIONS, RESULT, finish_advice, read_arrays, read_table, saved_config
 from narrowcast.runs.result import Result, ResultFile, load_result, read_result
 
 if TYPE_CHECKING:
@@ -91,11 +89,7 @@ class SolveResult(FinishedRun[SolveFile]):
 
     def answer(self) -> Arrays:
         """Return the answer's arrays by name."""
-        path = own_file(self.folder, ANSWER)
-        try:
-            return read_tensors(path)[0]
-        except (SafetensorError, OSError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: unreadable ({first_line(error)}); solve the problem again") from error
+        return read_arrays(self.folder, ANSWER, "solve the problem again")
 
     def export(self, path: str | Path, model_format: ModelFormat = "safetensors") -> Path:
         """Write the answer to a file, as safetensors or as tensors by name for `torch.load`, and return its path."""

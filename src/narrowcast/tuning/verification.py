@@ -242,11 +242,11 @@ class _StudyVerification:
     ) -> Iterator[Check]:
         """Run trials again within the budget, and say which part of all that is."""
         queue = self._repeatable(records, holdout, budget)
-        total = sum(trial_record.steps for trial_record in queue)
+        total = sum(trial.steps for trial in queue)
         if not queue:
             yield Check("trials repeated", skipped="no trial has evaluations here")
             return
-        left = count = budget.count(total, sum(trial_record.seconds for trial_record in queue))
+        left = count = budget.count(total, sum(trial.seconds for trial in queue))
         shared = self.file.subject.load(self.file.build({})) if count else None
         began_with = self.attributes.get(data_key(shared.source)) if shared is not None else None
         if shared is not None and began_with not in (None, shared.data.digest):
@@ -261,7 +261,7 @@ class _StudyVerification:
                 whole = record.steps <= most * len(record.spec.runs)
                 part = "each evaluation" if whole else f"each evaluation up to round {most}"
                 yield Check(record.name, f"run again: {part}", self._other_evaluation(record, shared, most))
-        rest = [trial_record.name for trial_record in queue if trial_record.name not in repeated]
+        rest = [trial.name for trial in queue if trial.name not in repeated]
         compared = f"{count - left} of {total} rounds or iterations ({100 * (count - left) / total:.0f} %)"
         if rest and repeated:
             compared += f"; drawn with --seed {budget.seed}"
@@ -274,14 +274,14 @@ class _StudyVerification:
         """Return what can be run again: the chosen trial, its hold-out evaluations, and all others in a drawn order."""
         found = [
             _Repeatable(
-                f"hold-out evaluation of trial {trial_record.trial.number}, seed {offset}",
-                TrialSpec(0, (self.file.build(trial_record.trial.params, offset),), on_test=True),
+                f"hold-out evaluation of trial {evaluation.trial.number}, seed {offset}",
+                TrialSpec(0, (self.file.build(evaluation.trial.params, offset),), on_test=True),
                 [row],
                 None,
                 ended=True,
             )
-            for trial_record in holdout
-            for offset, row in zip(trial_record.seeds, trial_record.rows, strict=True)
+            for evaluation in holdout
+            for offset, row in zip(evaluation.seeds, evaluation.rows, strict=True)
         ]
         for record in records:
             if record.state in ("complete", "pruned") and (rows := StudyFolder(self.folder).read_rounds(record.number)):
