@@ -16,7 +16,7 @@ from narrowcast.runs.significance import compare_paired, holm, paired_interval
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import cells_plan, finished, in_turn, tried, untuned_plan
+from narrowcast.studies.tuning import cells_plan, finished, finished_cells, in_turn, untuned_plan
 from narrowcast.studies.verdicts import PaperVerdict, describe, mean_and_spread
 from narrowcast_papers.fedmavg import central, clustering, items
 from narrowcast_papers.fedmavg.items import CELLS, LINKS, SENDERS, STEPS, TEST_SEEDS, UPLOADS, USERS, ItemCell
@@ -56,22 +56,15 @@ class ItemRuns:
 
 def item_runs(rows: Rows) -> dict[ItemCell, ItemRuns]:
     """Return the cells whose runs are all finished."""
-    found = {}
-    for cell in CELLS:
-        results = tried(rows, cell)
-        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
-            found[cell] = ItemRuns(cell.best(results), runs)
-    return found
+    return {cell: ItemRuns(cell.best(results), runs) for cell, results, runs in finished_cells(rows, CELLS, TEST_SEEDS)}
 
 
 def central_runs(rows: Rows) -> dict[str, ItemRuns]:
     """Return the central solves by name, of those that are all finished."""
-    found = {}
-    for cell in central.CENTRAL:
-        results = tried(rows, cell)
-        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
-            found[cell.name] = ItemRuns(cell.best(results), runs)
-    return found
+    return {
+        cell.name: ItemRuns(cell.best(results), runs)
+        for cell, results, runs in finished_cells(rows, central.CENTRAL, TEST_SEEDS)
+    }
 
 
 def baseline_errors(rows: Rows) -> dict[str, tuple[float, ...]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished, in_turn, tried, tuning_verdict
+from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished_cells, in_turn, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, describe_order, mean_and_spread
 
 ROUNDS = 50
@@ -135,12 +136,11 @@ class TestedCell:
 
 def tested(rows: Rows) -> dict[StragglerCell, TestedCell]:
     """Return the finished cells."""
-    found = {}
-    for cell in (cell for several in cells_by_data().values() for cell in several):
-        results = tried(rows, cell, TUNING_SEEDS)
-        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
-            found[cell] = TestedCell(cell.choice(results), accuracies(runs, "accuracy"))
-    return found
+    every = chain.from_iterable(cells_by_data().values())
+    return {
+        cell: TestedCell(cell.choice(results), accuracies(runs, "accuracy"))
+        for cell, results, runs in finished_cells(rows, every, TEST_SEEDS, TUNING_SEEDS)
+    }
 
 
 def judge_fedprox(rows: Rows) -> list[PaperVerdict]:

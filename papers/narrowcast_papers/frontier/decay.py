@@ -19,7 +19,7 @@ from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import TEST_SEEDS, TunedCell, cells_plan, finished, tried
+from narrowcast.studies.tuning import TEST_SEEDS, TunedCell, cells_plan, finished_cells
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, against, mean_and_spread
 
 Rates = tuple[float, float]
@@ -118,11 +118,9 @@ class TestedCell:
 def tested_cells(rows: Rows, rounds: int) -> list[TestedCell]:
     """Return the cells whose runs are all finished."""
     found = []
-    for cell in cells(rounds):
-        results = tried(rows, cell)
-        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
-            reached = max(100 * each["final"].get("validation.hr@10", 0.0) for each in results)
-            found.append(TestedCell(cell, cell.best(results), reached, tuple(runs)))
+    for cell, results, runs in finished_cells(rows, cells(rounds), TEST_SEEDS):
+        reached = max(100 * each["final"].get("validation.hr@10", 0.0) for each in results)
+        found.append(TestedCell(cell, cell.best(results), reached, tuple(runs)))
     return found
 
 

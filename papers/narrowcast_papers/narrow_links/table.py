@@ -21,7 +21,7 @@ from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import TunedCell, cells_plan, finished, tried
+from narrowcast.studies.tuning import TunedCell, cells_plan, finished_cells
 from narrowcast.studies.verdicts import PaperVerdict, accuracies, against, mean_and_spread
 
 TEST_SEEDS = 5
@@ -167,12 +167,10 @@ class TestedMethod:
 
 def tested_methods(comparison: Comparison, rows: Rows) -> dict[tuple[str, str], TestedMethod]:
     """Return the cells whose runs are all finished, by codec and method."""
-    found = {}
-    for cell in comparison.cells:
-        results = tried(rows, cell)
-        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
-            found[cell.codec, cell.method] = TestedMethod(cell, cell.settings(cell.best(results)), tuple(runs))
-    return found
+    return {
+        (cell.codec, cell.method): TestedMethod(cell, cell.settings(cell.best(results)), tuple(runs))
+        for cell, results, runs in finished_cells(rows, comparison.cells, TEST_SEEDS)
+    }
 
 
 def judge_methods(comparison: Comparison, rows: Rows) -> list[PaperVerdict]:

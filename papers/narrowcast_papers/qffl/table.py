@@ -22,7 +22,7 @@ from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import TunedCell, cells_plan, finished, tried
+from narrowcast.studies.tuning import TunedCell, cells_plan, finished_cells
 from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread
 
 TEST_SEEDS = 5
@@ -121,17 +121,15 @@ class FairRuns:
 def fair_runs(data: str, rows: Rows) -> dict[FairCell, FairRuns]:
     """Return the cells of a data set whose runs are all finished; accuracies are in percent."""
     found = {}
-    for cell in cells(data):
-        results = tried(rows, cell)
-        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
-            of_seeds = {
-                name: tuple(
-                    float(run["final"].get(f"test.accuracy.{name}", 0.0)) * (1 if name == "variance" else 100)
-                    for run in runs
-                )
-                for name in _STATISTICS
-            }
-            found[cell] = FairRuns(cell.best(results), of_seeds)
+    for cell, results, runs in finished_cells(rows, cells(data), TEST_SEEDS):
+        of_seeds = {
+            name: tuple(
+                float(run["final"].get(f"test.accuracy.{name}", 0.0)) * (1 if name == "variance" else 100)
+                for run in runs
+            )
+            for name in _STATISTICS
+        }
+        found[cell] = FairRuns(cell.best(results), of_seeds)
     return found
 
 

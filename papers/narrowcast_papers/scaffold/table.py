@@ -25,7 +25,7 @@ from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished, tried, tuning_verdict
+from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished_cells, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread
 
 TARGET = 0.9
@@ -123,11 +123,9 @@ class CellRounds:
 def tested_cells(rows: Rows) -> dict[SimilarityCell, CellRounds]:
     """Return the cells whose runs are all finished."""
     found = {}
-    for cell in cells():
-        results = tried(rows, cell, TUNING_SEEDS)
-        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
-            rounds, bits = zip(*((float(run["rounds"]), int(run["uplink_bits"])) for run in runs), strict=True)
-            found[cell] = CellRounds(cell.choice(results), rounds, bits)
+    for cell, results, runs in finished_cells(rows, cells(), TEST_SEEDS, TUNING_SEEDS):
+        rounds, bits = zip(*((float(run["rounds"]), int(run["uplink_bits"])) for run in runs), strict=True)
+        found[cell] = CellRounds(cell.choice(results), rounds, bits)
     return found
 
 

@@ -28,6 +28,7 @@ TUNING_SEED = 100
 TUNING = "-tuning"
 ValueT = TypeVar("ValueT")
 KeyT = TypeVar("KeyT")
+CellT = TypeVar("CellT", bound="TunedCell[Any]")
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,16 @@ def chosen(rows: Rows, cell: TunedCell[Any], tuning_seeds: int = 1) -> RunSpec |
     """Return the test run of a cell at the best of its values; None until all runs of its grid are finished."""
     results = tried(rows, cell, tuning_seeds)
     return cell.test(results) if results else None
+
+
+def finished_cells(
+    rows: Rows, cells: Iterable[CellT], seeds: int, tuning_seeds: int = 1
+) -> Iterator[tuple[CellT, list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
+    """Yield each cell whose runs are all finished, with the results of its grid and those of its best value's test."""
+    for cell in cells:
+        results = tried(rows, cell, tuning_seeds)
+        if results and (runs := finished(rows, cell.test(results), seeds)):
+            yield cell, results, runs
 
 
 def tested(rows: Rows, cells: Mapping[KeyT, TunedCell[Any]], seeds: int) -> dict[KeyT, Sequence[Mapping[str, Any]]]:
