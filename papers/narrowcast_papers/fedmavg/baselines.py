@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.experiment import load_experiment
-from narrowcast.packaged import names_solve
-from narrowcast.solve_run import load_solve
+from narrowcast.studies.execution import baselines_of
 from narrowcast.studies.results import append_lines, read_lines
+from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import MeasuredTable
 from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread
 from narrowcast_papers.fedmavg.central import RATINGS
@@ -33,15 +32,7 @@ Row = Mapping[str, Any]
 
 def measured(case: str, seed: int) -> Mapping[str, Mapping[str, float]]:
     """Return the metrics of each baseline of a case by name."""
-    name, overrides = CASES[case]
-    if names_solve(name):
-        problem: Any = load_solve(name, [*overrides, f"seed={seed}"]).problem_source.load()
-        found: Mapping[str, Mapping[str, float]] = problem.baselines()
-        return found
-    experiment = load_experiment(name, [*overrides, f"seed={seed}"])
-    model: Any = experiment.model
-    of_model: Mapping[str, Mapping[str, float]] = model.baselines(experiment.data_source.load())
-    return of_model
+    return baselines_of(RunSpec(slug(case), *CASES[case], data_seed=True), seed)
 
 
 def measure_missing(output: Path, done: list[Row]) -> Iterator[str]:

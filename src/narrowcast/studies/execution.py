@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from narrowcast.packaged import names_solve
@@ -47,9 +47,7 @@ class LightRun:
         result |= {"uplink_bits": record.total_uplink_bits, "downlink_bits": record.total_downlink_bits}
         result["simulated_seconds"] = round(record.simulated_seconds, 3)
         if outcome.metrics:
-            result["final"] = {
-                name: value for name, value in outcome.metrics.items() if self._test or not name.startswith("test")
-            }
+            result["final"] = _shown(outcome.metrics, test=self._test)
             if "curve" in result:
                 result["curve"].append(self._point(outcome))
         if self._target is not None and outcome.metrics.get(self._target[0], -1.0) >= self._target[1]:
@@ -112,6 +110,11 @@ def light_runs(runs: Sequence[tuple[RunSpec, int, bool]]) -> list[dict[str, Any]
     return [light.result | {"wall_seconds": seconds} for light in each]
 
 
+def _shown(metrics: Mapping[str, float], *, test: bool) -> dict[str, float]:
+    """Return the metrics of a result, without those of test data unless `test`."""
+    return {name: value for name, value in metrics.items() if test or not name.startswith("test")}
+
+
 def _parameters(run: Run, state: RunState) -> tuple[Any, Any]:
     """Return the item factors and all user factors; those of clients that never took part are as at the start."""
     users = run.algorithm.init_clients(run.task)[USER_FACTORS]
@@ -119,20 +122,25 @@ def _parameters(run: Run, state: RunState) -> tuple[Any, Any]:
     return run.algorithm.final(state.server), {USER_FACTORS: users}
 
 
+def baselines_of(spec: RunSpec, seed: int) -> Mapping[str, Mapping[str, float]]:
+    """Return the metrics of each baseline of a specification's problem or data, by the baseline's name."""
+    if names_solve(spec.experiment):
+        problem: Any = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"]).problem_source.load()
+        of_problem: Mapping[str, Mapping[str, float]] = problem.baselines()
+        return of_problem
+    experiment = spec.configured(seed, spec.label)
+    model: Any = experiment.model
+    of_data: Mapping[str, Mapping[str, float]] = model.baselines(experiment.data_source.load())
+    return of_data
+
+
 def light_baseline(spec: RunSpec, seed: int, *, test: bool = True) -> dict[str, Any]:
     """Return the metrics of a baseline of a specification's problem or data as a result, for which nothing is sent."""
     began = time.perf_counter()
-    if names_solve(spec.experiment):
-        problem: Any = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"]).problem_source.load()
-        every = problem.baselines()
-    else:
-        experiment = spec.configured(seed, spec.label)
-        model: Any = experiment.model
-        every = model.baselines(experiment.data_source.load())
-    found = every[BASELINES[spec.measure]]
+    found = baselines_of(spec, seed)[BASELINES[spec.measure]]
     return {
         "rounds": 0,
-        "final": {name: each for name, each in found.items() if test or not name.startswith("test")},
+        "final": _shown(found, test=test),
         "uplink_bits": 0,
         "downlink_bits": 0,
         "wall_seconds": round(time.perf_counter() - began, 2),
@@ -149,7 +157,7 @@ def light_solve(spec: RunSpec, seed: int, *, test: bool = True) -> dict[str, Any
     assert last.state is not None
     return {
         "rounds": last.step,
-        "final": {name: each for name, each in last.metrics.items() if test or not name.startswith("test")},
+        "final": _shown(last.metrics, test=test),
         "model_sha256": answer_sha256(solve.solver.answer(last.state.arrays)),
         "wall_seconds": round(time.perf_counter() - began, 2),
     }
