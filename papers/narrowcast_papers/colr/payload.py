@@ -15,9 +15,9 @@ import numpy as np
 
 from narrowcast.platform.tracking.figures import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.runs.significance import compare_paired, holm
+from narrowcast.runs.significance import compare_paired
 from narrowcast.studies.spec import Results
-from narrowcast.studies.verdicts import PaperVerdict, PublishedMean, describe, judge_family, mean_and_spread
+from narrowcast.studies.verdicts import PaperVerdict, PublishedMean, corrected, describe, judge_family, mean_and_spread
 from narrowcast_papers.colr.accuracy import COLR, FEDMF, TABLE_4, Point, values_of
 
 Direction = Literal["uplink", "total"]
@@ -41,18 +41,18 @@ def judge_payloads(results: Results) -> list[PaperVerdict]:
 
     The last two rows are the mean differences over the sizes, which each size alone may have too much noise to settle.
     """
-    tests = []
+    differences, tests = [], []
     for direction in ("uplink", "total"):
         for point in TABLE_4:
             ours = np.array(values_of(point, "hr@10", results))
             rival = _interpolate(direction, payload_kib(point, direction, results), results)
-            tests.append((point, direction, ours - rival, compare_paired(ours, rival)))
-    level, zero = (holm([getattr(test, name) for *_, test in tests]) for name in ("p_level", "p_zero"))
+            differences.append((point, direction, ours - rival))
+            tests.append(compare_paired(ours, rival))
     means = [
         PublishedMean(
             f"HR@10, SCoLR minus CoLR at the same {direction}, mean over {len(TABLE_4)} sizes",
             0.0,
-            tuple(map(float, np.mean([ahead for _, each, ahead, _ in tests if each == direction], axis=0))),
+            tuple(map(float, np.mean([ahead for _, each, ahead in differences if each == direction], axis=0))),
         )
         for direction in ("uplink", "total")
     ]
@@ -64,7 +64,7 @@ def judge_payloads(results: Results) -> list[PaperVerdict]:
             describe(test, p_level, p_zero, len(ahead)),
             by_seed=tuple(ahead.tolist()),
         )
-        for (point, direction, ahead, test), p_level, p_zero in zip(tests, level, zero, strict=True)
+        for (point, direction, ahead), (test, p_level, p_zero) in zip(differences, corrected(tests), strict=True)
     ]
     return [*sizes, *judge_family(means)]
 

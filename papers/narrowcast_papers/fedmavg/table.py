@@ -12,12 +12,12 @@ import numpy as np
 from narrowcast.platform.models.rating_baselines import USER_MEAN
 from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits, format_seconds
-from narrowcast.runs.significance import compare_paired, holm, paired_interval
+from narrowcast.runs.significance import compare_paired, paired_interval
 from narrowcast.studies.plots import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import cells_plan, finished, finished_cells, in_turn, untuned_plan
-from narrowcast.studies.verdicts import PaperVerdict, describe, mean_and_spread
+from narrowcast.studies.verdicts import PaperVerdict, corrected, describe, mean_and_spread
 from narrowcast_papers.fedmavg import central, clustering, items
 from narrowcast_papers.fedmavg.items import CELLS, LINKS, SENDERS, STEPS, TEST_SEEDS, UPLOADS, USERS, ItemCell
 
@@ -99,8 +99,7 @@ def judge_items(rows: Rows) -> list[PaperVerdict]:
         (by_name[one], by_name[other], f"{one} less {other}") for one, other in _PAIRS if {one, other} <= {*by_name}
     ]
     tests = [compare_paired(one.errors, other.errors, margin=MARGIN) for one, other, _ in pairs]
-    levels, zeros = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
-    for (one, other, what), test, p_level, p_zero in zip(pairs, tests, levels, zeros, strict=True):
+    for (one, other, what), (test, p_level, p_zero) in zip(pairs, corrected(tests), strict=True):
         share = other.mean("uplink_bits") / one.mean("uplink_bits")
         interval = f"({test.interval.low:+.4f} to {test.interval.high:+.4f})"
         verdict = describe(test, p_level, p_zero, TEST_SEEDS).partition(" (")[0].partition(" by")[0]

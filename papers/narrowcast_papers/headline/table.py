@@ -11,11 +11,11 @@ from matplotlib import colormaps
 
 from narrowcast.platform.tracking.figures import BLACK, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.runs.significance import compare_paired, holm
+from narrowcast.runs.significance import compare_paired
 from narrowcast.studies.results import COUNTS, Rows
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import finished
-from narrowcast.studies.verdicts import PaperVerdict, accuracies, describe, mean_and_spread
+from narrowcast.studies.verdicts import PaperVerdict, accuracies, corrected, describe, mean_and_spread
 from narrowcast_papers.headline.contest import (
     OPEN,
     POPULARITY,
@@ -118,9 +118,8 @@ def compared(
     """Return a verdict for each upload, with its difference from the reference if that has finished."""
     others = [upload for upload in reached if upload != reference] if reference in reached else []
     tests = [compare_paired(reached[upload], reached[reference]) for upload in others]
-    level, zero = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
     said, differences = dict(spent), dict[str, str]()
-    for upload, test, p_level, p_zero in zip(others, tests, level, zero, strict=True):
+    for upload, (test, p_level, p_zero) in zip(others, corrected(tests), strict=True):
         verdict, interval = describe(test, p_level, p_zero, TEST_SEEDS), test.interval
         bounds = f"{interval.low:+.2f} to {interval.high:+.2f}, p = {p_zero:.2g}"
         said[upload] = "; ".join([verdict, bounds, *([spent[upload]] if upload in spent else [])])

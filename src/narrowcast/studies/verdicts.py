@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any, TypeVar
@@ -71,7 +71,6 @@ def judge_family(cells: Sequence[PublishedMean], margin: float = MARGIN) -> list
     number. "not settled": neither can be said. The published numbers are taken as exact.
     """
     tests = [compare_with_published(cell.ours, cell.paper, margin=margin) for cell in cells]
-    level, zero = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
     return [
         PaperVerdict(
             cell.what,
@@ -81,7 +80,7 @@ def judge_family(cells: Sequence[PublishedMean], margin: float = MARGIN) -> list
             f"{round(test.interval.mean, 2) + 0.0:+.2f}",
             cell.ours,
         )
-        for cell, test, p_level, p_zero in zip(cells, tests, level, zero, strict=True)
+        for cell, (test, p_level, p_zero) in zip(cells, corrected(tests), strict=True)
     ]
 
 
@@ -106,6 +105,11 @@ def describe_order(test: MeanTest, p_zero: float, below: str, above: str) -> str
     if p_zero >= 1 - CONFIDENCE:
         return "not settled"
     return below if test.interval.mean < 0 else above
+
+
+def corrected(tests: Sequence[MeanTest]) -> Iterator[tuple[MeanTest, float, float]]:
+    """Return each test with its `p_level` and its `p_zero`, corrected over all of them by Holm's method."""
+    return zip(tests, holm([test.p_level for test in tests]), holm([test.p_zero for test in tests]), strict=True)
 
 
 def describe(test: MeanTest, p_level: float, p_zero: float, n_seeds: int) -> str:
@@ -186,11 +190,10 @@ def against(every: Mapping[Key, Runs], reference: Runs, metric: str, users: int 
     verdict gives the interval over resampled users too.
     """
     theirs = accuracies(reference, metric)
-    tests = {key: compare_paired(accuracies(runs, metric), theirs) for key, runs in every.items()}
-    level, zero = (holm([getattr(test, name) for test in tests.values()]) for name in ("p_level", "p_zero"))
+    tests = [compare_paired(accuracies(runs, metric), theirs) for runs in every.values()]
     said = {}
-    for (key, test), p_level, p_zero in zip(tests.items(), level, zero, strict=True):
-        words = [describe(test, p_level, p_zero, len(theirs)), _over_users(every[key], reference, users)]
+    for (key, runs), (test, p_level, p_zero) in zip(every.items(), corrected(tests), strict=True):
+        words = [describe(test, p_level, p_zero, len(theirs)), _over_users(runs, reference, users)]
         said[key] = f"{test.interval.mean:+.2f}", ", ".join(filter(None, words))
     return said
 
@@ -198,9 +201,8 @@ def against(every: Mapping[Key, Runs], reference: Runs, metric: str, users: int 
 def paired_differences(pairs: Sequence[tuple[str, Values, Values]]) -> list[PaperVerdict]:
     """Return the first less the second of each named pair, by seed; p values are corrected over all pairs."""
     tests = [compare_paired(ours, theirs) for _, ours, theirs in pairs]
-    level, zero = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
     verdicts = []
-    for (what, ours, theirs), test, p_level, p_zero in zip(pairs, tests, level, zero, strict=True):
+    for (what, ours, theirs), (test, p_level, p_zero) in zip(pairs, corrected(tests), strict=True):
         each = tuple(float(one - other) for one, other in zip(ours, theirs, strict=True))
         said = describe(test, p_level, p_zero, len(each))
         verdicts.append(PaperVerdict(what, "", mean_and_spread(each), said, f"{test.interval.mean:+.2f}", each))
