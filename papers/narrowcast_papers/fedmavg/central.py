@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN
-from narrowcast.studies.spec import RunSpec
+from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tuning import TunedCell
 from narrowcast_papers.fedmavg.items import STUDY
 
@@ -87,7 +87,7 @@ class BaselineCell:
     def run(self) -> RunSpec:
         """The measurement of this cell."""
         problem = (f"problem={{kind: rating_completion, {RATINGS}}}",)
-        label = f"{STUDY}-{self.name.replace(' ', '-')}"
+        label = f"{STUDY}-{slug(self.name)}"
         return RunSpec(label, "completion-ill-conditioned", problem, self.measure, memory_gib=0.3)
 
 

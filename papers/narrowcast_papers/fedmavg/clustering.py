@@ -13,7 +13,7 @@ import numpy as np
 
 from narrowcast.platform.data.rating_matrix import SampleColumns
 from narrowcast.platform.models.factorisation import accuracy_of_clusters, mutual_information
-from narrowcast.studies.spec import RunSpec
+from narrowcast.studies.spec import RunSpec, slug
 
 STUDY = "fedmavg-clustering"
 SEEDS, ROUNDS, CLUSTERS, RESTARTS = 5, 300, 10, 10
@@ -44,7 +44,7 @@ class ClusterCell:
     def run(self) -> RunSpec:
         """The run of this cell."""
         return RunSpec(
-            f"{STUDY}-{self.data}-{self.partition.replace(' ', '-')}-{self.crossing:g}",
+            f"{STUDY}-{self.data}-{slug(self.partition)}-{self.crossing:g}",
             "fedavg-digits",
             (
                 f"data={{kind: sample_columns, set: {self.data}, columns: {COLUMNS[self.data]}, "

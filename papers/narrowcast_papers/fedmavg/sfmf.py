@@ -18,7 +18,7 @@ from narrowcast.platform.tracking.units import format_bits
 from narrowcast.platform.types import FloatArray
 from narrowcast.studies.queue import Planned
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import RunSpec
+from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import finished
 from narrowcast.studies.verdicts import PaperVerdict
@@ -43,7 +43,7 @@ class SFMFSetting:
     def run(self) -> RunSpec:
         """The run of this setting."""
         return RunSpec(
-            f"{STUDY}-{self.name.replace(' ', '-').replace(',', '')}",
+            f"{STUDY}-{slug(self.name)}",
             "fedavg-digits",
             (
                 f"data={{kind: explicit_ratings, {EXCERPT}}}",
