@@ -24,7 +24,7 @@ from narrowcast.studies.queue import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import TEST_SEEDS, finished, first_finished
+from narrowcast.studies.tuning import TEST_SEEDS, TUNING_SEED, finished, first_finished
 from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread, paired_differences
 
 Codec = Literal["adapted", "fixed", "rows"]
@@ -32,7 +32,6 @@ Allocation = Literal["min_error", "max_min", "proportional", "equal"]
 _QUANTISER = (
     "algorithm.codec=[{kind: quantise, levels: %d, norms: column, rounding: dithered, norm_type: bfloat16}, entropy]"
 )
-_TUNING_SEED = 100
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class Ablation:
         label = f"tuning-{cell.label}-{name}"
         overrides = (*self._overrides(cell, name), *self.validation)
         return RunSpec(
-            label, self.experiment, overrides, first_seed=_TUNING_SEED, most_seeds=1, data_seed=self.data_seed
+            label, self.experiment, overrides, first_seed=TUNING_SEED, most_seeds=1, data_seed=self.data_seed
         )
 
     def run(self, cell: Cell, name: str) -> RunSpec:

@@ -17,11 +17,10 @@ from typing import Any
 from narrowcast.studies.queue import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
-from narrowcast.studies.tuning import finished
+from narrowcast.studies.tuning import TUNING_SEED, finished
 
 TEST_SEEDS = 5
 TUNING_SEEDS = 3
-_FIRST_TUNING_SEED = 100
 START = (0.5, 2.0)
 """Client and server rate at which every search begins: the packaged client rate, and twice the packaged server rate."""
 POPULARITY = "popularity"
@@ -94,7 +93,7 @@ class ContestCell:
         """Return the run on validation items at a pair of rates, of half the rounds."""
         rounds = (f"rounds={_TUNING_ROUNDS}", f"evaluate_every={_TUNING_ROUNDS}")
         own = (*self.of.uploads[self.upload].overrides(counted=False), *rounds)
-        return self._spec(rates, own, "-tuning", _FIRST_TUNING_SEED)
+        return self._spec(rates, own, "-tuning", TUNING_SEED)
 
     def test(self, rates: Rates, condition: str) -> RunSpec:
         """Return the run on test items under a condition, evaluated in every tenth round."""
