@@ -106,16 +106,12 @@ def judge_controls(rows: Rows) -> list[PaperVerdict]:
     runs = digits_runs(rows)
     ours = {cell: accuracies(each, "accuracy") for cell, each in runs.items()}
     verdicts = [_beside(cell, values) for cell, values in ours.items()]
-    pairs = [
-        (first, second)
-        for initial in INITIAL
-        for first, second in ((DigitsCell(a, initial), DigitsCell(b, initial)) for a, b in PAIRS)
-        if first in ours and second in ours
-    ]
     return verdicts + paired_differences(
         [
-            (f"{first.method} less {second.method}, {INITIAL[first.initial]}", ours[first], ours[second])
-            for first, second in pairs
+            (f"{one} less {other}, {words}", ours[first], ours[second])
+            for initial, words in INITIAL.items()
+            for one, other in PAIRS
+            if (first := DigitsCell(one, initial)) in ours and (second := DigitsCell(other, initial)) in ours
         ]
     )
 

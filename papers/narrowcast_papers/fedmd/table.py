@@ -132,16 +132,12 @@ def judge_distillation(rows: Rows) -> list[PaperVerdict]:
         PaperVerdict(cell.name, "", mean_and_spread(values), _traffic(cell, runs[cell]), "", values)
         for cell, values in ours.items()
     ]
-    pairs = [
-        (first, second)
-        for partition in PARTITIONS
-        for first, second in ((DistilledCell(a, partition), DistilledCell(b, partition)) for a, b in PAIRS)
-        if first in ours and second in ours
-    ]
     return verdicts + paired_differences(
         [
-            (f"{first.method} less {second.method}, {PARTITIONS[first.partition][1]}", ours[first], ours[second])
-            for first, second in pairs
+            (f"{one} less {other}, {words}", ours[first], ours[second])
+            for partition, (_, words) in PARTITIONS.items()
+            for one, other in PAIRS
+            if (first := DistilledCell(one, partition)) in ours and (second := DistilledCell(other, partition)) in ours
         ]
     )
 
