@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from narrowcast.studies.queue import Planned
 from narrowcast.studies.results import Rows
+from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import finished
-from narrowcast.studies.verdicts import PaperVerdict, Runs, compared_with_first
+from narrowcast.studies.verdicts import PaperVerdict, compared_with_first
 from narrowcast_papers.frontier.tuning_study import Study, read_tuning_study, tuning_plan, tuning_results
 
 OTHER_SEEDS = 3
@@ -45,38 +46,42 @@ def best_methods(study: Study, rows: Rows) -> list[str]:
     return ["float32", *sorted(reached, key=lambda each: -reached[each])[:_BEST_METHODS]]
 
 
-def others(rows: Rows) -> Iterator[Planned]:
-    """Yield the runs of float32 and the best methods on other data, at the settings chosen on ML-1M and MNIST.
+def other_runs(rows: Rows) -> dict[str, list[RunSpec]]:
+    """Return the runs of float32 and the best methods by data set, at the settings chosen on ML-1M and MNIST.
 
     The control of a setting is float32 with the same rates and decays, those of the trial of the same number.
     """
+    found = {}
+    for data, (name, overrides) in _OTHER_DATA.items():
+        study = read_tuning_study(name)
+        winners = study.winners(tuning_results(rows, study))
+        methods, trials = best_methods(study, rows), list[tuple[str, int]]()
+        for method in methods:
+            bands = [band for band in _OTHER_BANDS[name] if band in winners[method]] or list(winners[method])
+            trials += [(method, winners[method][band]) for band in bands]
+        controls = [(methods[0], trial) for _, trial in trials]
+        specs = [study.test(method, trial) for method, trial in dict.fromkeys([*trials, *controls])]
+        found[data] = [
+            replace(spec, label=f"{data}-{spec.label}", overrides=(*spec.overrides, *overrides)) for spec in specs
+        ]
+    return found
+
+
+def others(rows: Rows) -> Iterator[Planned]:
+    """Yield the runs on other data, seed by seed."""
+    specs = [spec for of_data in other_runs(rows).values() for spec in of_data]
     for seed in range(OTHER_SEEDS):
-        for data, (name, overrides) in _OTHER_DATA.items():
-            study = read_tuning_study(name)
-            winners = study.winners(tuning_results(rows, study))
-            methods, trials = best_methods(study, rows), list[tuple[str, int]]()
-            for method in methods:
-                bands = [band for band in _OTHER_BANDS[name] if band in winners[method]] or list(winners[method])
-                trials += [(method, winners[method][band]) for band in bands]
-            controls = [(methods[0], trial) for _, trial in trials]
-            for method, trial in dict.fromkeys([*trials, *controls]):
-                spec = study.test(method, trial)
-                spec = replace(spec, label=f"{data}-{spec.label}", overrides=(*spec.overrides, *overrides))
-                yield Planned("frontier-others", spec, seed)
+        for spec in specs:
+            yield Planned("frontier-others", spec, seed)
 
 
 def judge_others(rows: Rows) -> list[PaperVerdict]:
     """Compare the methods of each data set with float32, seed by seed."""
-    groups: dict[str, dict[str, Runs]] = {}
-    for planned in others(rows):
-        data = planned.spec.label.partition("-frontier-")[0]
-        if found := finished(rows, planned.spec, OTHER_SEEDS):
-            groups.setdefault(data, {})[planned.spec.label] = found
-    return [
-        verdict
-        for data, runs in groups.items()
-        for verdict in compared_with_first(runs, "hr@10" if data.startswith("ml-") else "accuracy")
-    ]
+    verdicts = list[PaperVerdict]()
+    for data, specs in other_runs(rows).items():
+        runs = {spec.label: found for spec in specs if (found := finished(rows, spec, OTHER_SEEDS))}
+        verdicts += compared_with_first(runs, "hr@10" if data.startswith("ml-") else "accuracy")
+    return verdicts
 
 
 OTHERS = StudyTable(
