@@ -13,9 +13,9 @@ from importlib.resources import files
 from string import Template
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-from narrowcast.platform.config.files import validate
+from narrowcast.platform.config.files import Section, validate
 from narrowcast.platform.config.yaml import read_yaml
 from narrowcast.studies.queue import Plan, Planned
 from narrowcast.studies.results import Rows
@@ -31,11 +31,7 @@ _DESIGN = (
 _DIGITS = 3
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Range(_Section):
+class Range(Section):
     """Numbers from `low` to `high`, both included; log-uniform with `log`, whole with `integer`."""
 
     low: float
@@ -53,7 +49,7 @@ class Range(_Section):
         return f"{value:.{_DIGITS}g}"
 
 
-class Choice(_Section):
+class Choice(Section):
     """One of several values, which take equal parts of [0, 1)."""
 
     values: tuple[Any, ...] = Field(min_length=1)
@@ -69,7 +65,7 @@ Dimension = Annotated[
 ]
 
 
-class Tuning(_Section):
+class Tuning(Section):
     """The seed, the number of trials of each method, and what differs from a test run."""
 
     seed: int
@@ -77,7 +73,7 @@ class Tuning(_Section):
     overrides: tuple[str, ...] = ()
 
 
-class Method(_Section):
+class Method(Section):
     """A compression method: its overrides, its own dimensions, and its bands if they are not the study's.
 
     `memory_gib`: memory of a run, if it is much.
@@ -86,12 +82,12 @@ class Method(_Section):
     name: str
     experiment: str | None = None
     overrides: tuple[str, ...] = ()
-    space: dict[str, Dimension] = {}
+    space: dict[str, Dimension] = Field({})
     bands: tuple[int, ...] | None = None
     memory_gib: float = 1.0
 
 
-class Study(_Section):
+class Study(Section):
     """The methods of a frontier. `bands`: the uplink of a band is at most `dense_bits` / band a round."""
 
     name: str
