@@ -11,7 +11,7 @@ import pytest
 from command_line import assert_refused, narrowcast
 from narrowcast.studies.results import read_rows
 from narrowcast.studies.targets import find_targets
-from papers import PAPERS, targets
+from papers import PAPERS, targets, without_papers
 
 EXAMPLES = PAPERS.parent / "docs" / "examples"
 _TARGET = "source: here\ntargets:\n  mine:\n    what: a table\n    takes: 1 s\n    entry: code:TABLE\n"
@@ -57,11 +57,11 @@ def test_listing_reads_yaml_and_reproducing_runs_the_code(tmp_path: Path) -> Non
     assert "agrees" in done.stdout and (tmp_path / "ran").exists()
 
 
-def test_without_papers_one_line_says_what_to_install(tmp_path: Path) -> None:
-    for words in ((), ("colr-table4",), ("--list",)):
-        said = command("reproduce", *words, cwd=tmp_path)
-        assert said.returncode == 2, said
-        assert said.stderr.count("\n") == 1 and "pip install narrowcast-papers" in said.stderr
+@pytest.mark.parametrize("words", [(), ("colr-table4",), ("--list",)])
+def test_without_papers_one_line_says_what_to_install(words: tuple[str, ...], tmp_path: Path) -> None:
+    said = without_papers(tmp_path, "-m", "narrowcast", "reproduce", *words)
+    assert said.returncode == 2, said
+    assert said.stderr.count("\n") == 1 and "pip install narrowcast-papers" in said.stderr
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,9 @@ def test_an_installed_package_announces_its_papers(tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-papers\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[narrowcast.papers]\nmy_papers = my_papers\n")
-    (empty := tmp_path / "empty").mkdir()
-    said = subprocess.run(
-        [sys.executable, "-c", "from narrowcast.studies.targets import find_targets; print(*find_targets())"],
-        cwd=empty,
-        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    (alone := tmp_path / "alone").mkdir()
+    list_targets = "from narrowcast.studies.targets import find_targets; print(*find_targets())"
+    said = without_papers(alone, "-c", list_targets, path=str(tmp_path))
     assert said.stdout.split() == ["mine"]
 
 
