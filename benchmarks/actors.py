@@ -26,13 +26,13 @@ from rich.table import Table
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.cluster.backend import RayBackend
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.rounds.backend import Backend, LocalBackend, LocalExecutor
 from narrowcast.platform.rounds.chunks import make_chunks
 from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import Backend, LocalBackend, LocalExecutor
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Population, Run, start
-from narrowcast.platform.storage.threads import one_thread
 from peers.workload import WORKLOADS, Workload, make_task, partitioned, plan
 
 SPEEDUP, OVERHEAD_MS = 1.6, 4.0

@@ -27,8 +27,8 @@ from narrowcast.platform.data.image_sets import MNIST
 from narrowcast.platform.data.partition import Dirichlet
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.models.networks import CNN
-from narrowcast.platform.rounds.backend import LocalBackend
 from narrowcast.platform.rounds.fleet import LogNormalFleet
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.seeds import PrivateSeed

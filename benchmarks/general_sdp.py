@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csc_array, csc_matrix, csr_array, triu
 
-from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.compiled import one_thread
 from narrowcast.solves.burer_monteiro import BurerMonteiro
 from narrowcast.solves.max_cut import MaxCutFile, RandomMaxCut
 from narrowcast.solves.mixing import Mixing

@@ -15,7 +15,7 @@ import resource
 import time
 from pathlib import Path
 
-from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.compiled import one_thread
 from narrowcast.solves.max_cut import RandomMaxCut
 from narrowcast.solves.mixing import Mixing
 

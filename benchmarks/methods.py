@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import Run, start
 
 WARM_UP_ROUNDS = 20

@@ -393,7 +393,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))  # the factories are imported from this file by name
     from narrowcast.cluster.backend import RayBackend
-    from narrowcast.platform.rounds.backend import LocalBackend
+    from narrowcast.platform.rounds.loop import LocalBackend
 
     rows = []
     with tempfile.TemporaryDirectory() as name:

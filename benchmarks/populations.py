@@ -31,8 +31,8 @@ from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.rounds.backend import LocalBackend
 from narrowcast.platform.rounds.fleet import LogNormalFleet
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.seeds import PrivateSeed

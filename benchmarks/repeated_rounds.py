@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.rounds.chunks import train_chunks
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore
 from narrowcast.platform.rounds.state import Run
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, Chunk, PayloadError
 
 

@@ -47,9 +47,8 @@ from narrowcast.cluster.executor import RayExecutor
 from narrowcast.cluster.hosts import Host, Hosts, PlacementRequest
 from narrowcast.platform.contracts import Executor, Task
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.rounds.backend import LocalExecutor
 from narrowcast.platform.rounds.evaluation import model_sha256
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import rotation_of
 from narrowcast.platform.rounds.state import Run

@@ -18,8 +18,8 @@ from statistics import median
 
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.rounds.backend import Backend, LocalBackend
 from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import Backend, LocalBackend
 from narrowcast.platform.rounds.state import Run, start
 
 WARM_UP_ROUNDS = 5

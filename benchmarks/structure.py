@@ -165,7 +165,7 @@ def entered(kind: str, words: list[str]) -> tuple[int, int, int]:
     threading.setprofile(note)
     if kind == "round":
         from narrowcast.experiment import load_experiment
-        from narrowcast.platform.rounds.backend import LocalBackend
+        from narrowcast.platform.rounds.loop import LocalBackend
         from narrowcast.platform.rounds.state import Run, start
 
         experiment = load_experiment("scolr-ml100k", words)

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.cli.tune import tune as tune_command
+from narrowcast.cli.many_runs import tune as tune_command
 from narrowcast.experiment import Experiment
-from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import start
 from narrowcast.platform.types import FloatArray
 from narrowcast.tuning.study import prepare_study, run_study

@@ -132,7 +132,7 @@ HEAVY = {"torch", "ray", "mlflow", "numba", "matplotlib", "pandas", "optuna", "s
         ("narrowcast", set()),
         ("narrowcast.cli.main", set()),
         ("narrowcast.runs.session", {"torch"}),
-        ("narrowcast.cli.run_tables", set()),
+        ("narrowcast.runs.comparison", set()),
         ("narrowcast.studies.targets", set()),  # of `reproduce --list`
     ],
 )

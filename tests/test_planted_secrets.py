@@ -20,7 +20,7 @@ from psycopg import sql
 from pydantic import BaseModel
 
 from command_line import narrowcast
-from narrowcast.cluster.deployment.description import Deployment
+from narrowcast.cluster.deployment import Deployment
 from narrowcast.experiment import Experiment, build_experiment
 from narrowcast.packaged import read_experiment
 from narrowcast.platform.config.files import validate

@@ -14,7 +14,7 @@ from workload import Workload, make_task, plan
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.cluster.backend import RayBackend
-from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import Run, start
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from narrowcast.cluster.resources import check_address_of
+from narrowcast.cluster.decisions import check_address_of
 from narrowcast.packaged import read_benchmark, read_experiment, read_study
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.fields import check_name

@@ -22,7 +22,7 @@ from narrowcast.platform.contracts import Algorithm, DataSource, Fleet, Training
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.models.measures import LOSSES, METRICS
 from narrowcast.platform.models.model_kinds import MODELS
-from narrowcast.platform.rounds.backend import Backend
+from narrowcast.platform.rounds.loop import Backend
 from narrowcast.platform.rounds.plan import SCHEDULES
 from narrowcast.platform.rounds.sampling import AVAILABILITIES
 from narrowcast.platform.solving import ProblemSource, Solver
@@ -111,7 +111,7 @@ FLEETS = Registry(
     "tiers",
 )
 BACKENDS = Registry(
-    "backend", Backend, {"local": "platform.rounds.backend:LocalBackend", "ray": "cluster.backend:RayBackend"}, "ray"
+    "backend", Backend, {"local": "platform.rounds.loop:LocalBackend", "ray": "cluster.backend:RayBackend"}, "ray"
 )
 PROBLEMS = Registry(
     "problem",

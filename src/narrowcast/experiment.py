@@ -37,8 +37,8 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model_kinds import MODELS
 from narrowcast.platform.models.start_model import pinned, start_model
-from narrowcast.platform.rounds.backend import Backend, LocalBackend
 from narrowcast.platform.rounds.fleet import Tiers, check_profiles
+from narrowcast.platform.rounds.loop import Backend, LocalBackend
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import cohort_size
 from narrowcast.platform.rounds.state import Run

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis
     from narrowcast.platform.models.measures import Loss, Metric
     from narrowcast.platform.models.neural_network import NeuralNetwork
-    from narrowcast.platform.rounds.backend import Backend
+    from narrowcast.platform.rounds.loop import Backend
     from narrowcast.platform.rounds.plan import Schedule
     from narrowcast.platform.rounds.sampling import Availability
     from narrowcast.platform.seeds import generator
@@ -180,7 +180,7 @@ _HOMES = {
     "PrefixedArrays": "algorithms.client.uploads",
     **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.federated.unit_slices"),
     "load_experiment": "experiment",
-    "Backend": "platform.rounds.backend",
+    "Backend": "platform.rounds.loop",
     **dict.fromkeys(
         (
             "Algorithm",

@@ -1,4 +1,4 @@
-"""All registries: kind -> class, from the catalog, an entry point or `package.module:Class`."""
+"""All registries, those of studies too; apart from the catalog, as runs need not import Optuna."""
 
 from __future__ import annotations
 

@@ -14,9 +14,8 @@ import pytest
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.rounds.backend import Backend, LocalBackend, LocalExecutor
 from narrowcast.platform.rounds.evaluation import model_sha256
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import Backend, LocalBackend, LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult

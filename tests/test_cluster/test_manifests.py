@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from command_line import assert_refused, narrowcast
 from deployed import pods, schema
-from narrowcast.cluster.deployment.description import Deployment
+from narrowcast.cluster.deployment import Deployment
 from narrowcast.cluster.ray_jobs import STOP_SECONDS
 
 KUBERNETES = "1.34"

@@ -16,8 +16,8 @@ import pytest
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds.backend import LocalBackend
 from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run, start

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from narrowcast.cluster.backend import RayBackend
-from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.types import FloatArray
 

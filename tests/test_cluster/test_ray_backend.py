@@ -19,8 +19,8 @@ from narrowcast.cluster.executor import RayExecutor
 from narrowcast.cluster.hosts import ClientHost, Host
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.rounds.backend import Backend, LocalBackend, LocalExecutor
 from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import Backend, LocalBackend, LocalExecutor
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Chunk

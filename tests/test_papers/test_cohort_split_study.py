@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from narrowcast.cli.reproduce import reproduce
+from narrowcast.cli.many_runs import reproduce
 from narrowcast_papers.sdp import cohort_split as cohort_split_study
 from narrowcast_papers.sdp.cohort_split import RULES, judge_splits, measure_drop
 from papers import PAPERS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from narrowcast.cli.reproduce import reproduce
+from narrowcast.cli.many_runs import reproduce
 from narrowcast.solves.completion_problems import SyntheticCompletion
 from narrowcast.solves.descent import ScaledASD
 from narrowcast.solves.factor_solver import Continuation

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from narrowcast.platform.models.hidden_units import units_to_match
-from narrowcast.studies.execution import light_run
-from narrowcast.studies.queue import Planned
+from narrowcast.studies.execution import Planned, light_run
 from narrowcast.studies.results import append, read_rows
 from narrowcast_papers.fedma import bias as fedma_bias
 from narrowcast_papers.fedma import digits as fedma_digits

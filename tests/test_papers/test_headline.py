@@ -11,8 +11,7 @@ from scipy import stats
 
 from command_line import narrowcast
 from narrowcast.platform.data.movielens import MovieLens100K
-from narrowcast.studies.execution import light_run
-from narrowcast.studies.queue import Planned
+from narrowcast.studies.execution import Planned, light_run
 from narrowcast_papers.headline import secure as headline_secure
 from narrowcast_papers.headline.contest import OPEN, START, TEST_SEEDS, TUNING_SEEDS, Rates, neighbours, searched
 from narrowcast_papers.headline.secure import SCHEMES, UPLOADS, judge_sums, upload_kilobytes

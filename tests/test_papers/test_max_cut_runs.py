@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from narrowcast.cli.reproduce import reproduce
+from narrowcast.cli.many_runs import reproduce
 from narrowcast.solves.burer_monteiro import BurerMonteiro
 from narrowcast.solves.max_cut import RandomMaxCut
 from narrowcast.solves.mixing import Mixing

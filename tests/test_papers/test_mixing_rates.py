@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from narrowcast.cli.reproduce import reproduce
+from narrowcast.cli.many_runs import reproduce
 from narrowcast.platform.types import FloatArray
 from narrowcast.solves.max_cut import RandomMaxCut, TorusMaxCut
 from narrowcast.solves.mixing import Mixing

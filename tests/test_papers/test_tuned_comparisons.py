@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.studies.execution import light_run, light_runs
-from narrowcast.studies.queue import Planned
+from narrowcast.studies.execution import Planned, light_run, light_runs
 from narrowcast.studies.results import append, read_rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tuning import mean_result
@@ -246,7 +245,7 @@ def test_cells_of_fedprox_are_those_of_the_paper() -> None:
 
 _WITHOUT_LIMIT = """
 from pathlib import Path
-from narrowcast.studies.queue import Planned, Queue, work
+from narrowcast.studies.execution import Planned, Queue, work
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from narrowcast.cli.run_tables import result_table
+from narrowcast.cli.shared import pairs_table
 from narrowcast.platform.errors import UserError
 from narrowcast.runs.comparison import Comparison
 from narrowcast.runs.comparison_figure import comparison_figure
@@ -265,7 +265,7 @@ def test_what_is_best_follows_the_direction_that_the_model_declares(tmp_path: Pa
 
 
 def test_the_result_of_a_run_in_two_columns(tmp_path: Path) -> None:
-    table = result_table(load_result(write_run(tmp_path / "adaptive")))
+    table = pairs_table(load_result(write_run(tmp_path / "adaptive")).summary())
     rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
     assert rows == {
         "test HR@10": "68.41 %",  # its best on test is not shown

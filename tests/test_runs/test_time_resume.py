@@ -10,8 +10,8 @@ import pytest
 
 from command import Command
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.rounds.backend import LocalBackend
 from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.storage.journal import Journal
 

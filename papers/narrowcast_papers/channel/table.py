@@ -20,7 +20,7 @@ import numpy as np
 from narrowcast.platform.tracking.figures import BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.metrics import metric_label
 from narrowcast.platform.types import FloatArray
-from narrowcast.studies.queue import Plan, Planned
+from narrowcast.studies.execution import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tables import StudyTable

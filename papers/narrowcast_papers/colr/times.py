@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.rounds.closing import close_round
 from narrowcast.platform.rounds.opening import open_round
 from narrowcast.platform.rounds.state import LiveState, Run, start
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.tracking.figures import BLUE, VERMILLION, new_figure
 from narrowcast.studies.spec import Results, RunSpec
 from narrowcast.studies.verdicts import PaperVerdict, judge_mean, mean_and_spread

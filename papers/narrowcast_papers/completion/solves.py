@@ -12,8 +12,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.solving import Problem, Solver, StepResult
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.solves.alternating import LMaFit, PowerFactorisation
 from narrowcast.solves.completion_problems import SyntheticCompletion
 from narrowcast.solves.descent import ASD, ScaledASD, ScaledGD

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from narrowcast.platform.tracking.figures import COLOURS, new_figure
-from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.comparison import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import ACCURACY, RunSpec, slug
 from narrowcast.studies.tables import StudyTable

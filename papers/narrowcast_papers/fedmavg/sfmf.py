@@ -16,7 +16,7 @@ import numpy as np
 from narrowcast.platform.data.rating_matrix import ExplicitRatings
 from narrowcast.platform.tracking.units import format_bits
 from narrowcast.platform.types import FloatArray
-from narrowcast.studies.queue import Planned
+from narrowcast.studies.execution import Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import StudyTable

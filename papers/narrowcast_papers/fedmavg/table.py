@@ -13,7 +13,7 @@ from narrowcast.platform.models.rating_baselines import USER_MEAN
 from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits, format_seconds
 from narrowcast.runs.significance import compare_paired, paired_interval
-from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.comparison import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import cells_plan, finished, finished_cells, in_turn, untuned_plan

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from narrowcast.platform.tracking.figures import new_figure
-from narrowcast.studies.plots import draw_groups
+from narrowcast.studies.comparison import draw_groups
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import StudyTable

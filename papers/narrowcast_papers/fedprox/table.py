@@ -22,7 +22,7 @@ import numpy as np
 
 from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.runs.significance import COMPARABLE_SEEDS, MeanTest, compare_paired, holm
-from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.comparison import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tables import StudyTable

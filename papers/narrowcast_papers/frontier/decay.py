@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.platform.tracking.figures import BLACK, BLUE, ORANGE, VERMILLION, new_figure
-from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.comparison import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.tables import StudyTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from narrowcast.studies.queue import Planned
+from narrowcast.studies.execution import Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tables import StudyTable

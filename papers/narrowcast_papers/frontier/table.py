@@ -18,7 +18,7 @@ from matplotlib import colormaps
 from narrowcast.platform.tracking.figures import BLACK, new_figure
 from narrowcast.platform.tracking.metrics import metric_label
 from narrowcast.runs.significance import CONFIDENCE, compare_paired, holm
-from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.comparison import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import TEST_SEEDS, finished

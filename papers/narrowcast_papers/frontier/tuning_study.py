@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from narrowcast.platform.config.files import Section, validate
 from narrowcast.platform.config.yaml import read_yaml
-from narrowcast.studies.queue import Plan, Planned
+from narrowcast.studies.execution import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import Results, RunSpec
 from narrowcast.studies.tuning import TEST_SEEDS, finished

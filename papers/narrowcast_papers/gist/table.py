@@ -18,9 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from narrowcast.experiment import Experiment, build_experiment
-from narrowcast.platform.rounds.backend import LocalExecutor
 from narrowcast.platform.rounds.evaluation import model_sha256
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.state import Run
 from narrowcast.studies.results import append_lines, read_lines
 from narrowcast.studies.tables import MeasuredTable

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.studies.queue import Plan, Planned
+from narrowcast.studies.execution import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tuning import TUNING_SEED, finished

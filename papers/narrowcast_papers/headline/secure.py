@@ -23,7 +23,7 @@ from narrowcast.algorithms.secure.ckks import CKKS
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.schemes import Masked, Plain, Protection
 from narrowcast.platform.tracking.figures import new_figure
-from narrowcast.studies.queue import Planned
+from narrowcast.studies.execution import Planned
 from narrowcast.studies.results import COUNTS, Rows
 from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import StudyTable

@@ -17,7 +17,7 @@ from matplotlib import colormaps
 
 from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.runs.significance import paired_interval
-from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.comparison import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tables import StudyTable

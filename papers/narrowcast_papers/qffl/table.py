@@ -18,7 +18,7 @@ from typing import Any
 
 from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, VERMILLION, new_figure
 from narrowcast.runs.significance import MeanTest, compare_paired, holm
-from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.comparison import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.tables import StudyTable

@@ -12,11 +12,11 @@ import numpy as np
 
 from narrowcast.algorithms.channel.regions import InterferenceRegion
 from narrowcast.algorithms.channel.two_bands import Split, TwoBands, lost_rates, split_cohort, within
-from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.platform.types import Profiles
 from narrowcast.runs.significance import compare_paired, holm, mean_interval
-from narrowcast.studies.plots import draw_seed_means
+from narrowcast.studies.comparison import draw_seed_means
 from narrowcast.studies.results import append_lines, read_lines
 from narrowcast.studies.tables import MeasuredTable
 from narrowcast.studies.verdicts import PaperVerdict, describe_order

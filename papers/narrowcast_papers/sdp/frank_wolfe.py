@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.data.rating_matrix import ExplicitRatings
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solving import Solver
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.alternating import ALS
 from narrowcast.solves.burer_monteiro import BurerMonteiro

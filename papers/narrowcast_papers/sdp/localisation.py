@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.burer_monteiro import BurerMonteiro
 from narrowcast.solves.localisation import LiftedStress, Localisation, SensorLocalisation

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.platform.types import Arrays
 from narrowcast.solves.burer_monteiro import BurerMonteiro

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from narrowcast.platform.compiled import compiled
+from narrowcast.platform.compiled import compiled, one_thread
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.solves.max_cut import MaxCut

@@ -27,6 +27,7 @@ from narrowcast.benchmarking.file import TABLE, Benchmark, BenchmarkFolder, Inst
 from narrowcast.benchmarking.result import BenchmarkResult, as_csv, result_of
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.cluster.worker_pool import LocalPool, RetryQueue, WorkerPool, dispatch
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import RunFailed, StoreRefused, UserError, disk_failure, remedy
 from narrowcast.platform.solving import Problem, begin
@@ -34,7 +35,6 @@ from narrowcast.platform.storage.disk import GO_ON, write_atomically, writing
 from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.platform.storage.host import host_clock
 from narrowcast.platform.storage.journal import AtWork
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.tracking.metrics import format_metric, metric_label, primary_metric
 from narrowcast.platform.tracking.units import format_short_seconds
 from narrowcast.runs import session

@@ -19,10 +19,9 @@ import pyarrow as pa
 from narrowcast.platform.config.files import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.journal import Journal
-from narrowcast.platform.storage.step import ITERATION_COLUMNS
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metrics import ITERATIONS, SOLVER_TIME, LowerIsBetter, curve, lower_is_better
-from narrowcast.platform.types import FloatArray
+from narrowcast.platform.types import ITERATION_COLUMNS, FloatArray
 from narrowcast.runs.folder import CONFIG, RESULT, differing_settings, settings_of
 from narrowcast.runs.solve_result import SolveResult, load_solve_result
 

@@ -222,8 +222,7 @@ def manifest(kind: str, overrides: tuple[str, ...], source: Path | None) -> None
     Override a setting by its dotted path, such as workers.0.count=8. Secrets are referenced by name, never written.
     Files for a single job on Kubernetes, Docker Compose and Ray's launcher are in the folder deploy of the repository.
     """  # noqa: D301 - click wants the character
-    from narrowcast.cluster.deployment.description import Deployment
-    from narrowcast.cluster.deployment.manifests import dockerfile, ray_cluster
+    from narrowcast.cluster.deployment import Deployment, dockerfile, ray_cluster
     from narrowcast.platform.config.files import Defaults, apply_overrides, validate
     from narrowcast.platform.config.yaml import read_yaml
 

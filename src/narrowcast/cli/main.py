@@ -14,16 +14,13 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from narrowcast._version import __version__
-from narrowcast.cli.benchmark import benchmark
 from narrowcast.cli.cluster import doctor, jobs, manifest, submit
-from narrowcast.cli.compare import compare, report, site
+from narrowcast.cli.compare import compare, report, site, ui
 from narrowcast.cli.data import data, keys
 from narrowcast.cli.kinds import check, list_kinds, schema
-from narrowcast.cli.reproduce import reproduce
+from narrowcast.cli.many_runs import benchmark, reproduce, tune
 from narrowcast.cli.run import export, run, show, sync, trust, verify
 from narrowcast.cli.shared import complain
-from narrowcast.cli.tune import tune
-from narrowcast.cli.ui import ui
 from narrowcast.platform.config.plugins import EXTRA_OF, missing_extra_message, said
 from narrowcast.platform.config.redaction import redact, redact_values
 from narrowcast.platform.errors import RunFailed, UserError

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from narrowcast.cli.shared import FOLDER, TRUST, console, experiments, gc_paused, names_of_runs, print_summaries
+from narrowcast.cli.shared import (
+    FOLDER,
+    TRUST,
+    console,
+    experiments,
+    gc_paused,
+    names_of_runs,
+    pairs_table,
+    print_summaries,
+)
 from narrowcast.platform.config.trust import looking
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.tracking.second_process import second_process
@@ -357,27 +366,19 @@ def _announce(asked: _Asked) -> None:
 
 def _print_plan(asked: _Asked) -> None:
     """Print what the run would be and cost."""
-    from rich.table import Table
-
     from narrowcast.runs.dry_run import plan
     from narrowcast.runs.session import with_backend
 
     if asked.experiment is None or asked.resume:
         raise UserError("--dry-run is for new runs: name an experiment, and leave out --resume")
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
     settings = with_backend(asked.overrides, asked.backend, asked.address)
-    for label, value in plan(asked.experiment, settings, asked.output):
-        table.add_row(label, value)
-    console().print(table)
+    console().print(pairs_table(plan(asked.experiment, settings, asked.output)))
 
 
 def _report(finished: Sequence[Path], store: str) -> None:
     """Print the results in these folders, and where plots and runs are; `store` is without secrets."""
-    from narrowcast.cli.run_tables import replicas_table, result_table
     from narrowcast.platform.config.files import command
-    from narrowcast.runs.comparison import SolveComparison
+    from narrowcast.runs.comparison import Comparison, SolveComparison
     from narrowcast.runs.result import Result
     from narrowcast.runs.solve_result import SolveResult, load_any
 
@@ -387,13 +388,16 @@ def _report(finished: Sequence[Path], store: str) -> None:
     results = [load_any(folder) for folder in finished]
     lines = [f"MLflow  {store}", f"        open it with: {command('ui', '--output', finished[0].parent)}"]
     if len(results) == 1:
-        terminal.print(result_table(results[0]))
+        terminal.print(pairs_table(results[0].summary()))
         lines[0] += f"  run {results[0].file.mlflow_run_id}"
         lines.insert(0, f"plots   {finished[0] / 'plots'}")
     else:
         experiments = [result for result in results if isinstance(result, Result)]
         solves = [result for result in results if isinstance(result, SolveResult)]
-        table = replicas_table(experiments) if experiments else SolveComparison(tuple(solves)).results_table()
+        if experiments:
+            table = Comparison(tuple(experiments)).replicas_table()
+        else:
+            table = SolveComparison(tuple(solves)).results_table()
         for part in table.fitting(terminal.width):
             terminal.print(part)
         lines.insert(0, f"runs    {', '.join(map(str, finished))}")

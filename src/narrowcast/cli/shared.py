@@ -34,6 +34,16 @@ def print_summaries(what: str, summaries: Mapping[str, str]) -> None:
     console().print(table)
 
 
+def pairs_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return labels and values as a table of two columns, such as the summary of a run."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(label, value)
+    return table
+
+
 def complain(text: str) -> None:
     """Print a line to stderr, without secrets and commands to the terminal."""
     click.echo(f"narrowcast: {plain(redact(text))}", err=True)

@@ -12,10 +12,9 @@ import torch
 from pydantic import ConfigDict, Field
 
 from narrowcast.cluster import RAY_SETTINGS
-from narrowcast.cluster.decisions import FailurePolicy, Node, Policy, Reaction
+from narrowcast.cluster.decisions import FailurePolicy, HostResources, Node, Policy, Reaction
 from narrowcast.cluster.ray_internals import latest_address, on_this_machine_only
 from narrowcast.cluster.ray_token import check_token, ensure_token
-from narrowcast.cluster.resources import HostResources
 from narrowcast.cluster.worker_pool import JobFunction, WorkerPool
 from narrowcast.platform.config.files import suggest
 from narrowcast.platform.config.plugins import check_installed

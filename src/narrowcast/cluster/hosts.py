@@ -18,6 +18,7 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from narrowcast.cluster.decisions import Node, Policy, place
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.contracts import SecureSums
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.chunks import train_chunks
@@ -25,7 +26,6 @@ from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.evaluation import measure_chunk
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.storage.host import host_clock
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures, PayloadError
 
 

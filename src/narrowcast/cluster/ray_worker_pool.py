@@ -1,4 +1,4 @@
-"""A worker pool of Ray actors; what all workers share is in the object store."""
+"""A worker pool of Ray actors, which share data by the object store; apart from `worker_pool`, as it imports Ray."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from narrowcast.laws.law import LawBrokenError, require
 from narrowcast.laws.small_tasks import PLAN, Shuffled, run, sha256, task_of
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.rounds.backend import Backend, LocalExecutor
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import Backend, LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan, Schedule
 from narrowcast.platform.rounds.state import Run, start

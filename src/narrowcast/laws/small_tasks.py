@@ -22,10 +22,9 @@ from narrowcast.platform.data.samples import Labelled, Samples, one_array
 from narrowcast.platform.data.synthetic import BlockModel
 from narrowcast.platform.models.factorisation import MaskedFactorisation, MatrixFactorisation
 from narrowcast.platform.models.graph import GCN
-from narrowcast.platform.rounds.backend import LocalExecutor
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.fleet import LogNormalFleet
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run, RunState

@@ -17,14 +17,13 @@ from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 import numpy as np
 
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.plugins import said
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.state import Interrupted
 from narrowcast.platform.storage.host import allow_signals, host_clock, stop_requested
-from narrowcast.platform.storage.step import ITERATION, ITERATION_COLUMNS, arrays_under
-from narrowcast.platform.storage.threads import one_thread
-from narrowcast.platform.types import Arrays, RunInput
+from narrowcast.platform.types import ITERATION, ITERATION_COLUMNS, Arrays, RunInput, arrays_under
 
 Status = Literal["running", "converged", "stalled", "diverged"]
 

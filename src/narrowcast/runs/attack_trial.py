@@ -26,8 +26,7 @@ from narrowcast.experiment import Experiment
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import USER_FACTORS, MatrixFactorisation
-from narrowcast.platform.rounds.backend import LocalExecutor
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.types import FloatArray, IntArray
 

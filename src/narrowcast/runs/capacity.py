@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from narrowcast.cluster.dashboard import Dashboard
-from narrowcast.cluster.resources import HostResources
+from narrowcast.cluster.decisions import HostResources
 from narrowcast.packaged import names_solve, read_benchmark, read_experiment, read_study
 from narrowcast.platform.config.files import apply_overrides
 

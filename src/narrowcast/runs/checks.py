@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.storage.step import ITERATION
-from narrowcast.platform.types import NO_RANK, Arrays, RunInput
+from narrowcast.platform.types import ITERATION, NO_RANK, Arrays, RunInput
 
 _ROUNDING, _TINY = 1e-6, 1e-13
 """Relative and absolute differences of measured numbers that another kind of processor may make."""

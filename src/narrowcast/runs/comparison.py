@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from narrowcast.runs.paired_differences import PairedDifference
-
 
 logger = logging.getLogger(__name__)
 RunT = TypeVar("RunT", bound=FinishedRun[Any])
@@ -486,6 +484,10 @@ class Comparison(RunComparison[Result]):
         }
         return {title: table for title, table in made.items() if table is not None}
 
+    def replicas_table(self) -> TextTable:
+        """Return a row per group, for a terminal: the settings that differ, means of the test metrics, and costs."""
+        return tables.replicas_table(self.differences, self.groups, self.means)
+
     def paired_differences(self, against: str | None = None, metrics: Sequence[str] | None = None) -> DataFrame:
         """Return one row per other group and metric: its mean difference from the reference over seeds of both.
 
@@ -502,16 +504,12 @@ class Comparison(RunComparison[Result]):
         """
         from pandas import DataFrame
 
-        from narrowcast.runs.paired_differences import FIELDS
-
         wanted = self.against if against is None else against
         if wanted is None:
             raise UserError("name the group that the others are compared with, such as against='fedavg'")
-        return DataFrame([vars(difference) for difference in self._paired(wanted, metrics)], columns=FIELDS)
+        return DataFrame([vars(difference) for difference in self._paired(wanted, metrics)], columns=tables.FIELDS)
 
-    def _paired(self, against: str, metrics: Sequence[str] | None) -> list[PairedDifference]:
-        from narrowcast.runs.paired_differences import paired_differences, reference_of
-
+    def _paired(self, against: str, metrics: Sequence[str] | None) -> list[tables.PairedDifference]:
         known = dict.fromkeys(name for run in self.runs for name in run.final)
         chosen = [name for name in self.columns or () if name in known]
         usual = chosen or [name for key in measured_metrics(self.runs) if (name := f"test.{key}") in known]
@@ -519,9 +517,9 @@ class Comparison(RunComparison[Result]):
             if name not in known:
                 raise UserError(f'no run has the metric "{name}"; measured: {", ".join(known)}{suggest(name, known)}')
         seeds = {run.folder: its for run, its in zip(self.runs, self.settings, strict=True)}
-        return paired_differences(
+        return tables.paired_differences(
             self.groups,
-            reference_of(self.groups, against),
+            tables.reference_of(self.groups, against),
             list(metrics or usual),
             lambda run: tuple(str(seeds[run.folder].get(path, run.seed)) for path in SEEDS),
         )
@@ -529,9 +527,7 @@ class Comparison(RunComparison[Result]):
     def _paired_table(self) -> TextTable | None:
         if self.against is None:
             return None
-        from narrowcast.runs.paired_differences import differences_table, reference_of
-
-        return differences_table(self._paired(self.against, None), reference_of(self.groups, self.against))
+        return tables.paired_table(self._paired(self.against, None), tables.reference_of(self.groups, self.against))
 
     def figure(self, axes: Sequence[str] | None = None, metric: str | None = None) -> Figure:
         """Return each group's metric against its costs, with bands of one standard deviation over the seeds.

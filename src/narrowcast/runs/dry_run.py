@@ -13,7 +13,7 @@ import numpy as np
 
 from narrowcast.experiment import Experiment, load_replicas
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import start
 from narrowcast.platform.solving import begin, iterations
 from narrowcast.platform.tracking import units

@@ -1,42 +1,62 @@
 """The checks of an experiment or a solve before anything is written, and the run as the recorder sees it.
 
-The checks of a run before anything is written: data, parts, backend, targets, store, folder.
-
-The checks of a solve before anything is written, and the solve as the recorder sees it.
+Checked are data, parts, backend, targets, store and folder. An experiment that names classes of others is tried: round
+1 with one client, of which nothing is kept, finds a method that raises, or that returns another type or shape than its
+contract asks for, before the folder of the run and its MLflow run are made.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from narrowcast import packaged
 from narrowcast._version import __version__
 from narrowcast.algorithms.secure.schemes import Protection
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.compiled import one_thread
+from narrowcast.platform.config import plugins
 from narrowcast.platform.config.files import FROZEN, START
 from narrowcast.platform.contracts import Dataset, Task
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.rounds.contract_checks import (
+    check_arrays,
+    check_broadcast,
+    check_final,
+    check_metrics,
+    check_result,
+    check_step,
+    check_updates,
+    method_of,
+    naming,
+)
 from narrowcast.platform.rounds.evaluation import measure
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.solving import Iteration, Problem, SolveState, begin, iterations, measured
 from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.platform.storage.journal import Journal
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.tracking.metrics import check_targets, fraction_metrics
 from narrowcast.platform.tracking.partition import begin_figure
+from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from narrowcast.runs.folder import CONFIG, answered_file, has_run
 from narrowcast.runs.learning import check_learned, watch_rounds
 from narrowcast.runs.outputs import frozen_entry, git_commit, run_tags, write_model, write_outputs, write_solve_outputs
 from narrowcast.runs.recordable import PreparedRun, WriteOutputs, check_same_data, checked_store, new_place, to_resume
-from narrowcast.runs.trial_round import try_round
 from narrowcast.solve_run import Solve, load_solve, load_solves
+
+if TYPE_CHECKING:
+    from narrowcast.experiment import Experiment
+    from narrowcast.platform.contracts import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,3 +342,69 @@ def _named(folder: Path, source: Any, overrides: Sequence[str]) -> PreparedSolve
     config = folder / CONFIG
     changes = source is not None or (overrides and config.is_file())
     return resume_solve(folder, load_solve(str(config) if source is None else source, overrides) if changes else None)
+
+
+def try_round(experiment: Experiment, task: Task) -> None:
+    """Train the client with the fewest examples for one epoch, and step the server; nothing of it is kept.
+
+    Raise `UserError` if a class of the experiment breaks its contract. Experiments of classes of the package are not
+    tried, nor those whose clients train in other processes, since a module can end the one that it is in, or on a
+    device that this machine lacks.
+    """
+    elsewhere = experiment.backend.kind != "local" or (task.training.device == "cuda" and not torch.cuda.is_available())
+    if elsewhere or not plugins.named_in(experiment.plain()) or not task.data.examples.any():
+        return
+    model, algorithm = task.model, experiment.algorithm
+    with _tried(model, "init_server"):
+        check_arrays(model.init_server(task.data, task.seed), method_of(model, "init_server"))
+        parameters = task.initial_parameters()
+    with _tried(algorithm, "init"):
+        server = check_arrays(algorithm.init(task), method_of(algorithm, "init"))
+    with _tried(algorithm, "init_clients"):
+        clients = check_arrays(algorithm.init_clients(task), method_of(algorithm, "init_clients"))
+    for name, values in clients.items():
+        if len(values) != task.data.n_clients:
+            raise UserError(
+                f"{method_of(algorithm, 'init_clients')} returned {len(values)} rows for {name}; return a row for each "
+                f"of {task.data.n_clients} clients"
+            )
+    with _tried(algorithm, "broadcast"):
+        broadcast = algorithm.broadcast(server, task, 1)
+        check_broadcast(broadcast, method_of(algorithm, "broadcast"))
+    chunk = _smallest_client(task, clients)
+    _try_training(task, chunk)
+    with _tried(algorithm, "train"):
+        result = algorithm.train(broadcast.arrays, chunk, task)
+        check_result(result, chunk, method_of(algorithm, "train"))
+    with _tried(algorithm, "step"), np.errstate(over="ignore", invalid="ignore"):
+        try:
+            stepped = algorithm.step(server, broadcast.arrays, algorithm.fold([result.partial]), task, 1)
+        except UserError:
+            return  # some servers refuse one client
+        check_step(algorithm, server, stepped)
+    with _tried(algorithm, "final"):
+        final = check_final(algorithm, parameters, stepped)
+    if algorithm.traits.global_model:
+        with _tried(model, "evaluate"):
+            check_metrics(model.evaluate(final, clients, task.data, "validation"), method_of(model, "evaluate"))
+
+
+def _smallest_client(task: Task, clients: Arrays) -> Chunk:
+    examples = task.data.examples
+    client = np.flatnonzero(examples == examples[examples > 0].min())[:1]
+    state = {name: values[client] for name, values in clients.items()}
+    return Chunk(1, 0, client, state, epochs=np.ones(1, dtype=np.int64))
+
+
+def _try_training(task: Task, chunk: Chunk) -> None:
+    """Train the clients of the chunk from the model's own parameters, if the training is a class of others."""
+    if plugins.is_own(task.training):
+        return
+    server = task.initial_parameters()
+    with _tried(task.training, "train"):
+        updates = task.training.train(server, chunk, task, LocalTerms())
+        check_updates(updates, server, len(chunk.clients), method_of(task.training, "train"))
+
+
+def _tried(value: object, method: str) -> AbstractContextManager[None]:
+    return naming(value, method, ", tried with one client before round 1")

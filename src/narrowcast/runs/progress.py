@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from narrowcast.platform.errors import printable
 from narrowcast.platform.storage.journal import evaluation, step_name, step_of
-from narrowcast.platform.storage.step import ITERATION
 from narrowcast.platform.tracking.metrics import (
     FractionMetrics,
     format_metric,
@@ -21,7 +20,7 @@ from narrowcast.platform.tracking.metrics import (
     primary_metric,
 )
 from narrowcast.platform.tracking.units import counted, format_bits, format_seconds, format_short_seconds
-from narrowcast.platform.types import RunInput
+from narrowcast.platform.types import ITERATION, RunInput
 from narrowcast.runs.prepared import PreparedExperiment, PreparedSolve
 from narrowcast.runs.terminal_output import output_may_end
 

@@ -20,9 +20,8 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.checkpoint import Kept, NoCheckpointError, check_place, load_checkpoint
 from narrowcast.platform.storage.disk import disk
 from narrowcast.platform.storage.journal import Journal, locked
-from narrowcast.platform.storage.step import KeptState
 from narrowcast.platform.tracking.sender import check_store
-from narrowcast.platform.types import RunInput
+from narrowcast.platform.types import KeptState, RunInput
 from narrowcast.runs.folder import CONFIG, RunConfig, checkpoint_place, free_folder, make_writable, saved_config
 
 WriteOutputs = Callable[[Journal, Any, str], dict[str, Any]]

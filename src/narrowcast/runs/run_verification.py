@@ -18,19 +18,19 @@ from safetensors import SafetensorError
 
 from narrowcast._version import __version__
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.files import MODEL
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.models.start_model import whole_model
-from narrowcast.platform.rounds.backend import LocalBackend
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.evaluation import measure_all, metrics_of, model_sha256, sha256_of
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.outcome import CLIENT_METRICS_KEY, Outcome
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.storage.checkpoint import Checkpoint, read_checkpoints
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.storage.journal import Journal, evaluation
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.checks import (
     Budget,

@@ -20,7 +20,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, TypeVar
 
-from narrowcast.cluster.resources import check_address_of
+from narrowcast.cluster.decisions import check_address_of
 from narrowcast.experiment import Experiment, load_experiment, load_replicas
 from narrowcast.platform.config.files import command, flatten, validate
 from narrowcast.platform.config.redaction import has_hidden
@@ -37,7 +37,6 @@ from narrowcast.platform.storage.disk import disk, remove_parts, remove_tree, wr
 from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.storage.host import defer_signals, host_clock
 from narrowcast.platform.storage.journal import Journal, locked
-from narrowcast.platform.storage.step import KeptState, Step
 from narrowcast.platform.tracking.cursor import Cursor
 from narrowcast.platform.tracking.metrics import RunTargetCost, SolveTargetCost
 from narrowcast.platform.tracking.sender import (
@@ -49,6 +48,7 @@ from narrowcast.platform.tracking.sender import (
     reopen_run,
     why_lost,
 )
+from narrowcast.platform.types import KeptState, Step
 from narrowcast.runs.folder import (
     CONFIG,
     RESULT,

@@ -17,10 +17,9 @@ from pydantic import BaseModel, ConfigDict
 from narrowcast.platform.config.files import validate_result
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.folder_files import read_json
-from narrowcast.platform.storage.step import ITERATION
 from narrowcast.platform.tracking import metrics, units
 from narrowcast.platform.tracking.metrics import SolveTargetCost, format_metric, metric_label
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import ITERATION, Arrays
 from narrowcast.runs.finished_run import FinishedRun, ModelFormat, RunFile, write_arrays
 from narrowcast.runs.folder import ANSWER, ITERATIONS, RESULT, finish_advice, read_arrays, read_table, saved_config
 from narrowcast.runs.result import Result, ResultFile, load_result, read_result

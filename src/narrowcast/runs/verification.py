@@ -16,6 +16,7 @@ from typing import Any, get_args
 from safetensors import SafetensorError
 
 from narrowcast.packaged import names_solve
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.plugins import said
 from narrowcast.platform.config.trust import is_looking, looking, remedy
@@ -25,7 +26,6 @@ from narrowcast.platform.solving import Problem, SolveState, Status, begin, end_
 from narrowcast.platform.storage.checkpoint import Checkpoint, read_checkpoints
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.storage.journal import ROUNDS, Journal, evaluation, read_locked, step_of
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.checks import (
     Budget,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         mean_interval,
         paired_interval,
     )
-    from narrowcast.studies.plots import draw_groups, draw_seed_means
-    from narrowcast.studies.queue import Plan, Planned, Queue
+    from narrowcast.studies.comparison import draw_groups, draw_seed_means
+    from narrowcast.studies.execution import Plan, Planned, Queue
     from narrowcast.studies.results import Rows, append_lines, read_lines, read_rows, rekey
     from narrowcast.studies.spec import Comparison, Results, RunSpec, best_place, slug
     from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         untuned_plan,
     )
     from narrowcast.studies.verdicts import PaperVerdict, PublishedMean, judge_family, judge_mean, mean_and_spread
+
 
 __all__ = [
     "CONFIDENCE",
@@ -89,8 +90,8 @@ __all__ = [
     "untuned_plan",
 ]
 _MODULES = {
-    "studies.plots": ("draw_groups", "draw_seed_means"),
-    "studies.queue": ("Plan", "Planned", "Queue"),
+    "studies.comparison": ("draw_groups", "draw_seed_means"),
+    "studies.execution": ("Plan", "Planned", "Queue"),
     "studies.results": ("Rows", "append_lines", "read_lines", "read_rows", "rekey"),
     "studies.spec": ("Comparison", "Results", "RunSpec", "best_place", "slug"),
     "runs.significance": (

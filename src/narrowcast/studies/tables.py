@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.runs.folder import make_writable
-from narrowcast.studies.queue import Plan, Queue, work
+from narrowcast.studies.execution import Plan, Queue, work
 from narrowcast.studies.results import Rows, merge, read_rows
 from narrowcast.studies.spec import Results, RunSpec
 from narrowcast.studies.verdicts import PaperVerdict

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 from narrowcast.runs.significance import COMPARABLE_SEEDS
-from narrowcast.studies.queue import Plan, Planned
+from narrowcast.studies.execution import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.verdicts import PaperVerdict

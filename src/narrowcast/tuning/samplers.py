@@ -15,10 +15,10 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler,
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field
 
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import Registry, optional
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.tuning.space import Space
 from narrowcast.tuning.trials import counts_towards_total, is_drawn
 

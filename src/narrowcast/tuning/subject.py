@@ -18,15 +18,15 @@ from pydantic import BaseModel
 
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, build_experiment, defaults_for
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.files import Defaults, plugin_folders
 from narrowcast.platform.contracts import DataSource, Model
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds.backend import LocalBackend
 from narrowcast.platform.rounds.evaluation import measure
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import start
 from narrowcast.platform.solving import ProblemSource, begin, iterations, measured
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.tracking.metrics import FractionMetrics, LowerIsBetter, declared_by, fraction_metrics
 from narrowcast.solve_run import Solve, build_solve
 from narrowcast.tuning.settings import EXPERIMENT_COSTS, SOLVE_COSTS

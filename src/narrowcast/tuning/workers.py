@@ -15,9 +15,8 @@ from typing import Any
 from narrowcast.experiment import Experiment
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.rounds.backend import LocalBackend
 from narrowcast.platform.rounds.evaluation import model_sha256
-from narrowcast.platform.rounds.loop import Rounds, lockstep
+from narrowcast.platform.rounds.loop import LocalBackend, Rounds, lockstep
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.solving import Iteration, Problem, begin, iterations

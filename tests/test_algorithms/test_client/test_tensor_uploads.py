@@ -25,8 +25,7 @@ from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import USER_FACTORS
 from narrowcast.platform.models.networks import CNN
-from narrowcast.platform.rounds.backend import LocalExecutor
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates, PayloadError

@@ -20,9 +20,8 @@ from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import TorchModule
-from narrowcast.platform.rounds.backend import LocalExecutor
 from narrowcast.platform.rounds.evaluation import model_sha256
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run, RunState
 from narrowcast.platform.storage.checkpoint import load_checkpoint, save_checkpoint

@@ -17,7 +17,7 @@ from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays

@@ -12,9 +12,9 @@ from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_com
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
 from narrowcast.algorithms.local_training.factorisation_kernels import Subspace
 from narrowcast.algorithms.local_training.negatives import draw_batches
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.models.factorisation import USER_FACTORS
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Chunk, ChunkResult
 from per_client import (
     Array,

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from digits import digits, make_task, relative_error
 from narrowcast.algorithms.local_training.batches import draw_schedule
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP, Softmax
-from narrowcast.platform.storage.threads import one_thread
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, Gradient, LocalTerms, LocalUpdates
 from per_client import make_task as make_factorisation
 from per_client import synthetic

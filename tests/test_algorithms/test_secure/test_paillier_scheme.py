@@ -16,9 +16,8 @@ from narrowcast.laws.small_tasks import N_CLIENTS, task_of
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ROW_FACTORS, MaskedFactorisation
-from narrowcast.platform.rounds.backend import LocalExecutor
 from narrowcast.platform.rounds.evaluation import model_sha256
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run

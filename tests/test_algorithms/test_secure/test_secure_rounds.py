@@ -15,7 +15,7 @@ from narrowcast.algorithms.secure.messages import EnvelopeFormat
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.models.factorisation import ITEM_FACTORS
 from narrowcast.platform.rounds import chunks
-from narrowcast.platform.rounds.backend import LocalBackend
+from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays
 from running import begin

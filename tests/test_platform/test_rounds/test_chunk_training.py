@@ -19,9 +19,8 @@ from narrowcast.algorithms.local_training.sgd import SGD, program_key
 from narrowcast.platform.contracts import Algorithm, LocalCall
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.models.networks import CNN
-from narrowcast.platform.rounds.backend import LocalExecutor
 from narrowcast.platform.rounds.evaluation import model_sha256
-from narrowcast.platform.rounds.loop import lockstep, rounds
+from narrowcast.platform.rounds.loop import LocalExecutor, lockstep, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run

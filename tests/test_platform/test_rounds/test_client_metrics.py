@@ -19,7 +19,6 @@ from narrowcast.platform.data.text import Shakespeare
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP, CharLSTM
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.rounds.backend import LocalBackend, LocalExecutor
 from narrowcast.platform.rounds.evaluation import (
     client_statistics,
     measure,
@@ -27,7 +26,7 @@ from narrowcast.platform.rounds.evaluation import (
     measure_clients,
     model_sha256,
 )
-from narrowcast.platform.rounds.loop import lockstep, rounds
+from narrowcast.platform.rounds.loop import LocalBackend, LocalExecutor, lockstep, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import LiveState, Run, start

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.rounds.backend import LocalExecutor
 from narrowcast.platform.rounds.chunks import make_chunks
-from narrowcast.platform.rounds.loop import rounds
+from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Population, Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from narrowcast.api import compare
-from narrowcast.cli.run_tables import result_table
+from narrowcast.cli.shared import pairs_table
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metrics import RunTargetCost, check_targets, is_better, lower_is_better, target_costs
@@ -151,7 +151,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
         table = targets_table(compare([tmp_path / "fedavg-digits"]).groups)
         assert table is not None
         console.print(*table.fitting(console.width))
-        console.print(result_table(load_result(tmp_path / "fedavg-digits")))
+        console.print(pairs_table(load_result(tmp_path / "fedavg-digits").summary()))
     words = capture.get().split()
     place = words.index("≥")
     assert words[place - 2 : place + 4] == ["test", "accuracy", "≥", "10", "%", str(first["rounds_to"])]

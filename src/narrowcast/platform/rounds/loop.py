@@ -1,26 +1,33 @@
-"""The round loop: one generator for a single run and for several in lockstep, synchronous or buffered."""
+"""The round loop: one generator for a single run and for several in lockstep, synchronous or buffered.
+
+A `Backend` decides where a whole run is executed; that of this process, without a cluster, is here.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
 
+import torch
+
+from narrowcast.platform.compiled import one_thread
+from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Executor
-from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.buffered import OpenStep, close_step, open_step
-from narrowcast.platform.rounds.chunks import OpenRound, TrainingCall, naming_round, train_together
-from narrowcast.platform.rounds.client_contracts import SecureRounds
+from narrowcast.platform.rounds.chunks import OpenRound, TrainingCall, naming_round, train_chunks, train_together
+from narrowcast.platform.rounds.client_contracts import ClientKeyStore, ClientSplit, SecureRounds, check_answered
 from narrowcast.platform.rounds.closing import close_round
-from narrowcast.platform.rounds.evaluation import Measure, with_client_metrics
+from narrowcast.platform.rounds.evaluation import Measure, measure_chunk, with_client_metrics
 from narrowcast.platform.rounds.opening import calls_to_repeat, open_round, replaced
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Schedule
 from narrowcast.platform.rounds.state import LiveState, Run, RunState, start, stoppable
-from narrowcast.platform.storage.threads import one_thread
-from narrowcast.platform.types import ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
 
 Rounds = Generator[dict[int, Outcome | RunFailed], Collection[int] | None, None]
 """Yields the outcome of a round by the place of the run; accepts the places of runs to end early."""
@@ -147,3 +154,59 @@ def _closed(live: LiveState, opened: Any, results: list[ChunkResult]) -> Outcome
             return close_step(live, opened, results)
     outcome: Outcome = cast(Schedule, live.run.plan.schedule).close(live, opened, results)
     return outcome
+
+
+class Backend(Protocol):
+    """Executes a run: in this process, or on a cluster that it starts or joins."""
+
+    @property
+    def kind(self) -> str:
+        """The backend's name in the catalog."""
+        ...
+
+    def check(self, run: Run) -> None:
+        """Raise `UserError` if the backend or the device is not available, before anything is written."""
+        ...
+
+    def run(self, run: Run, state: RunState) -> Generator[Outcome, None, None]:
+        """Run the rounds after `state` and yield the outcome of each; clean up when the iterator ends or is closed."""
+        ...
+
+
+class LocalBackend(Section):
+    """Execute the whole run in this process."""
+
+    kind: Literal["local"] = "local"
+
+    def check(self, run: Run) -> None:
+        """Raise `UserError` if the run asks for a GPU and this machine has none."""
+        if run.task.training.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("training.device = cuda: this machine has no CUDA device; use cpu, or another machine")
+
+    def run(self, run: Run, state: RunState) -> Generator[Outcome, None, None]:
+        """Run the rounds after `state` and yield the outcome of each."""
+        if (secure := run.algorithm.secure_sums) is None:
+            yield from rounds(run, LocalExecutor(run), state)
+            return
+        with secure.key_store_process(run.answered) as key_store:
+            server = secure.rounds(key_store, run.task)
+            check_answered(server, run.answered, state.settled_round)
+            yield from rounds(run, LocalExecutor(run, key_store), state, server)
+
+
+@dataclass(frozen=True)
+class LocalExecutor:
+    """Trains the chunks of a round one after the other."""
+
+    run: Run
+    key_store: ClientKeyStore | None = None
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """Train all chunks and return their results in the order of the chunks."""
+        return train_chunks(self.run, broadcast, chunks, self.key_store)
+
+    def measure(
+        self, broadcast: Arrays, chunks: Sequence[Chunk], splits: Sequence[ClientSplit]
+    ) -> list[ClientMeasures]:
+        """Measure the clients of all chunks and return the results in the order of the chunks."""
+        return [measure_chunk(self.run, broadcast, chunk, splits) for chunk in chunks]

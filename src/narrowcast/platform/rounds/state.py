@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
 from narrowcast.platform.errors import UserError
@@ -30,9 +31,7 @@ from narrowcast.platform.rounds.contract_checks import check_final, check_traits
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import rotation_of
 from narrowcast.platform.storage.host import allow_signals, host_clock
-from narrowcast.platform.storage.step import KeptState, arrays_under
-from narrowcast.platform.storage.threads import one_thread
-from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, all_finite
+from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, KeptState, all_finite, arrays_under
 
 SHARE_OF_MEMORY = 0.5
 """Share of the free memory above which zeros are kept in sparse temporary files, which may outgrow the memory."""

@@ -28,8 +28,7 @@ from safetensors.numpy import save_file
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.disk import disk, make_folders, read_tensors, replace_by
 from narrowcast.platform.storage.host import defer_signals
-from narrowcast.platform.storage.step import KeptState
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, KeptState
 
 _S3 = "s3://"
 _ATTEMPTS = 3

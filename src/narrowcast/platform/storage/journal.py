@@ -31,9 +31,8 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.outcome import CLIENT_METRICS_KEY
 from narrowcast.platform.storage.disk import disk
 from narrowcast.platform.storage.folder_files import own_file
-from narrowcast.platform.storage.step import ITERATION, ITERATION_COLUMNS, Step
 from narrowcast.platform.tracking.metrics import LowerIsBetter, is_better
-from narrowcast.platform.types import Profiles, RoundLedger
+from narrowcast.platform.types import ITERATION, ITERATION_COLUMNS, Profiles, RoundLedger, Step
 
 _KEYS, _OPTIONAL, _KEYS_OF_SOLVE = {"clients", "round"}, {"client_metrics"}, {ITERATION}
 _NAME = b', "sha256": "'

@@ -1,4 +1,7 @@
-"""The position of a run in its MLflow store, `tracking.json`, and the place of its folder, by which others know it."""
+"""The position of a run in its MLflow store, `tracking.json`, and the place of its folder, by which others know it.
+
+Apart from the store and its sender, as both use it, and as reading it takes no MLflow.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,6 @@ from PIL import Image
 
 from narrowcast.platform.errors import printable
 from narrowcast.platform.storage.journal import CLIENT_METRICS, CLIENTS, ROUNDS
-from narrowcast.platform.storage.step import ITERATION_COLUMNS
 from narrowcast.platform.tracking.metrics import (
     ITERATIONS,
     ROUND,
@@ -56,7 +55,7 @@ from narrowcast.platform.tracking.metrics import (
     running_mean,
 )
 from narrowcast.platform.tracking.units import axis_unit
-from narrowcast.platform.types import NO_RANK, FloatArray, IntArray
+from narrowcast.platform.types import ITERATION_COLUMNS, NO_RANK, FloatArray, IntArray
 
 # Okabe and Ito's palette without yellow and pale blue, which are hard to see on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK = (

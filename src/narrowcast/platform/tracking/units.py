@@ -1,4 +1,4 @@
-"""Formatting of bytes, durations, ratios and percentages."""
+"""Formatting of bytes, durations, ratios and percentages; apart from `metrics`, as lists of files need no PyArrow."""
 
 from __future__ import annotations
 

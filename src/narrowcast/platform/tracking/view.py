@@ -35,8 +35,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from mlflow.exceptions import MlflowException
 
-from narrowcast.platform.storage.step import ITERATION_COLUMNS
 from narrowcast.platform.tracking.metrics import CLIENTS, STATISTICS, metric_label, metrics_of
+from narrowcast.platform.types import ITERATION_COLUMNS
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

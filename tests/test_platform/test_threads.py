@@ -12,7 +12,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.compiled import one_thread
 
 
 def blas_threads() -> set[int]:
@@ -40,7 +40,7 @@ LATE = """
 import os, sys
 import numpy, torch
 from threadpoolctl import threadpool_info, threadpool_limits
-from narrowcast.platform.storage.threads import one_thread
+from narrowcast.platform.compiled import one_thread
 
 def threads():
     return {each["filepath"]: each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}

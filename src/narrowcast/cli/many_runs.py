@@ -1,7 +1,8 @@
-"""`narrowcast tune`."""
+"""Commands that start many runs: `tune`, `benchmark` and `reproduce`."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from narrowcast.cli.shared import FOLDER, TRUST, console, print_summaries, studies
+from narrowcast.cli.shared import FOLDER, TRUST, benchmarks, complain, console, print_summaries, studies
 from narrowcast.platform.config.trust import looking
-from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from narrowcast.runs.finished_run import TextTable
@@ -55,7 +56,7 @@ def tune(
     run with new seeds and are measured on test. OUTPUT/NAME/best.yaml is a file for narrowcast run. A study runs the
     classes and programs that its file names; with --dry-run only those in folders that you trust (`narrowcast trust`).
     """  # noqa: D301 - click wants the character
-    from narrowcast.cluster.resources import check_address_of
+    from narrowcast.cluster.decisions import check_address_of
     from narrowcast.tuning.study_file import load_study, packaged_studies
 
     if study is None:
@@ -189,3 +190,187 @@ def _print_estimate(file: StudyFile) -> None:
     )
     click.echo("\n# a sampled configuration")
     write_yaml(file.run_with(cost.params).plain(), sys.stdout)
+
+
+@click.command()
+@click.argument("benchmark", required=False, shell_complete=benchmarks)
+@click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
+@click.option(
+    "--problems", multiple=True, metavar="PATTERN", help="Problems to solve, such as 'n1000-*'; may be repeated."
+)
+@click.option("--solvers", multiple=True, metavar="PATTERN", help="Solvers to use; may be repeated.")
+@click.option("--workers", type=click.IntRange(1), help="Number of solves side by side; above 1 implies --backend ray.")
+@click.option("--backend", type=click.Choice(["local", "ray"]), help="Solve in this process, or on actors of Ray.")
+@click.option("--address", metavar="HOST:PORT", help="A running Ray cluster to join (or auto); implies --backend ray.")
+@click.option("--retry", is_flag=True, help="Restart instances that failed, or whose solver did not take the problem.")
+@click.option(
+    "--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs and benchmarks."
+)
+def benchmark(
+    benchmark: str | None,
+    overrides: tuple[str, ...],
+    problems: tuple[str, ...],
+    solvers: tuple[str, ...],
+    *,
+    workers: int | None,
+    backend: str | None,
+    address: str | None,
+    retry: bool,
+    output: Path,
+) -> None:
+    """Solve every problem of a benchmark with each of its solvers: BENCHMARK is a YAML file, or a packaged one.
+
+    Each instance is a run of its own in OUTPUT/NAME. The same command continues a benchmark that was interrupted or
+    killed; instances that have ended are not repeated. Without BENCHMARK the packaged ones are listed.
+
+    \b
+    narrowcast benchmark completion-65 --problems 'n1000-r2-*' --workers 2
+    narrowcast benchmark completion-65 solve.solver_seconds=5 --solvers scaled_asd --solvers r3mc
+    narrowcast compare runs/completion-65                     the finished instances
+    narrowcast sync runs/completion-65                        send what MLflow missed
+    """  # noqa: D301 - click wants the character
+    from narrowcast.benchmarking.file import TABLE, load_benchmark, packaged_benchmarks
+    from narrowcast.benchmarking.run import BenchmarkDisplay, prepare_benchmark, run_benchmark
+    from narrowcast.cluster.decisions import check_address_of
+
+    if benchmark is None:
+        print_summaries("benchmark", packaged_benchmarks())
+        return
+    check_address_of(backend, address)
+    kind = "ray" if address is not None or (workers or 1) > 1 else backend
+    given = {"backend": kind, "workers": workers, "address": address}
+    own = [f"{name}={value}" for name, value in given.items() if value is not None]
+    chosen = load_benchmark(benchmark, [*overrides, *own]).only(problems, solvers)
+    prepared = prepare_benchmark(chosen, output, retry=retry)
+    folder, terminal = prepared.folder.path, console()
+    if done := len(chosen.instances) - len(prepared.left):
+        click.echo(f"{chosen.file.name}: {done} of {len(chosen.instances)} instances have ended already")
+    try:
+        with BenchmarkDisplay(chosen.instances, prepared.left, terminal) as display:
+            result = run_benchmark(prepared, display)
+    except KeyboardInterrupt:
+        raise RunFailed("interrupted; run the same command again to continue") from None
+    for part in result.summary().fitting(terminal.width):
+        terminal.print(part)
+    click.echo(f"table   {folder / TABLE}")
+    ui = shlex.join(["narrowcast", "ui", "--output", str(folder)])
+    click.echo(f"MLflow  {prepared.store.shown}\n        open it with: {ui}")
+    failed = result.failures()
+    for name, reason in failed.items():
+        complain(f"{name} failed: {reason}")
+    if failed and not any(row["state"] == "finished" for row in result.rows):
+        raise RunFailed(f"none of {len(result.rows)} instances finished, and {len(failed)} failed")
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--list", "listing", is_flag=True, help="List the targets and their running times; no code runs.")
+@click.option(
+    "--papers",
+    type=FOLDER,
+    help="Folder of papers, or of one paper.  [default: ./papers and the installed ones]",
+)
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of seeds per run: 0, 1, ..."
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    help="Rounds of every run instead of its own number, for a quick test.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Simultaneous runs, one core each.  [default: all cores]")
+@click.option(
+    "--output",
+    type=FOLDER,
+    default=Path("runs/reproduce"),
+    show_default=True,
+    help="Folder for the runs, tables and plots.",
+)
+@click.option(
+    "--results",
+    type=FOLDER,
+    help="Folder with CSV files of finished runs, which studies do not repeat.  [default: the paper's]",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    default=float("inf"),
+    help="Seconds after which such a study stops and draws its finished runs; 0 runs nothing.",
+)
+@click.option("--keep", is_flag=True, help="Add the rows of such a study to its CSV files in the folder of results.")
+def reproduce(
+    name: str | None,
+    *,
+    listing: bool,
+    papers: Path | None,
+    seeds: int,
+    rounds: int | None,
+    jobs: int | None,
+    output: Path,
+    results: Path | None,
+    time_limit: float,
+    keep: bool,
+) -> None:
+    """Reproduce NAME, a table or figure of a paper, and compare it with the published numbers.
+
+    Runs the experiments that NAME needs, several at a time, and prints a table with the number of the paper, the result
+    here as mean and standard deviation over the seeds, the difference, and a verdict. The table is also written to
+    OUTPUT/NAME.csv and OUTPUT/NAME.md, with a plot in OUTPUT/NAME.png. The runs are in OUTPUT/runs, and can be read
+    with narrowcast compare and narrowcast ui.
+
+    Papers are folders with a targets.yaml: those in ./papers, in the folder of --papers, and those of installed
+    packages such as narrowcast-papers. After an interruption, the same command resumes. Finished runs are not
+    repeated, and targets share their runs.
+
+    \b
+    narrowcast reproduce --list                           list the targets
+    narrowcast reproduce wireless-table1                  seconds, no training
+    narrowcast reproduce colr-fig3 --rounds 50 --seeds 1  a quick look
+    narrowcast reproduce colr-table4                      the full target, on all cores
+    narrowcast reproduce decay-ml1m --time-limit 0        a study, from the results in its paper's folder
+
+    The exit status is 1 if a run failed, and does not depend on the verdicts.
+    """  # noqa: D301 - click wants the character
+    from narrowcast.studies.targets import check_any, find_target, find_targets
+
+    targets = find_targets(papers)
+    if listing:
+        check_any(targets)
+        table = Table("name", "contents", "3 seeds on 2 cores", "source", box=None, pad_edge=False)
+        for target in targets.values():
+            table.add_row(target.name, target.fields.what, target.fields.takes, target.source)
+        console().print(table)
+        return
+    if name is None:
+        check_any(targets)
+        raise UserError(f"no table or figure given; name one of {', '.join(targets)} (narrowcast reproduce --list)")
+    target = find_target(name, targets)
+    from narrowcast.studies.reproduction import Effort, draw_study, run_recorded
+    from narrowcast.studies.tables import RecordedTable
+    from narrowcast.studies.verdicts import verdict_table
+
+    words = ["narrowcast", "reproduce", name, *(["--papers", str(papers)] if papers else [])]
+    words += ["--seeds", str(seeds), "--output", str(output)]
+    again = shlex.join(
+        [*words, *(["--rounds", str(rounds)] if rounds else []), *(["--jobs", str(jobs)] if jobs else [])]
+    )
+    effort = Effort(seeds, rounds, jobs or os.cpu_count() or 1, time_limit)
+    try:
+        table_of = target.table()
+        if isinstance(table_of, RecordedTable):
+            done = run_recorded(target, table_of, effort, output=output, say=_say)
+        else:
+            done = draw_study(target, table_of, effort, results=results or target.results, output=output)
+            if keep:
+                table_of.keep(output, results or target.results)
+    except RunFailed as error:
+        raise RunFailed(f"{error} [{again}]") from error
+    except KeyboardInterrupt:
+        raise RunFailed(f"interrupted; resume with: {again}") from None
+    console().print(verdict_table(done.title, done.verdicts))
+    for line in (*done.notes, *map(str, done.files)):
+        click.echo(line)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

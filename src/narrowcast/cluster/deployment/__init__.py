@@ -1,1 +1,0 @@
-"""From one description of a cluster to its KubeRay manifest and its Dockerfile."""
