@@ -39,8 +39,8 @@ def test_the_table_is_measured_once_and_drawn(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(cohort_split_study, "CLIENTS", (4, 6))
     command = ["sdp-cohort-split", "--papers", str(PAPERS), "--results", str(tmp_path), "--output", str(tmp_path)]
     CliRunner().invoke(reproduce, command, catch_exceptions=False)
-    table, rows = (tmp_path / "sdp-cohort-split.md").read_text(), (tmp_path / cohort_split_study.FILE).read_bytes()
+    table, rows = (tmp_path / "sdp-cohort-split.md").read_text(), (tmp_path / "sdp-cohort-split.csv").read_bytes()
     assert "6 clients, max_cut, 100 hyperplanes" in table
     assert (tmp_path / "sdp-cohort-split.png").read_bytes().startswith(b"\x89PNG")
     CliRunner().invoke(reproduce, command, catch_exceptions=False)
-    assert (tmp_path / cohort_split_study.FILE).read_bytes() == rows and rows.count(b"\n") == 1 + 4 * len(RULES)
+    assert (tmp_path / "sdp-cohort-split.csv").read_bytes() == rows and rows.count(b"\n") == 1 + 4 * len(RULES)

@@ -12,7 +12,8 @@ from narrowcast.platform.data.movielens import Pinterest
 from narrowcast.platform.data.sets import PINTEREST
 from narrowcast.platform.errors import UserError
 from narrowcast.studies.recorded import ReproductionRun
-from narrowcast.studies.reproduction import Effort, run_recorded
+from narrowcast.studies.reproduction import run_recorded
+from narrowcast.studies.tables import Effort
 from narrowcast_papers.colr.pinterest import RUNS, judge_convergence, plot_convergence
 from papers import recorded, targets
 

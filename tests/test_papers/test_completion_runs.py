@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from narrowcast.solves.completion_problems import SyntheticCompletion
 from narrowcast.solves.descent import ScaledASD
 from narrowcast.solves.factor_solver import Continuation
 from narrowcast_papers.completion import solves as completion_runs
-from narrowcast_papers.completion.solves import FLOOR, cases, milestones, read, seconds_to, solve_missing, timed
+from narrowcast_papers.completion.solves import FLOOR, MEASUREMENTS, cases, milestones, seconds_to, solves_of, timed
 from narrowcast_papers.completion.table import judge_report, judge_solved
 
 
@@ -57,18 +58,18 @@ def test_a_timed_solve_counts_its_start_and_ends_at_its_limits() -> None:
     assert only["status"] == "time" and only["iteration"] == 1
 
 
-def test_a_file_of_solves_is_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "solves.csv"
-    wanted = ("n1000-r2-p40-k2", "scaled_asd+", 20.0)
-    (said,) = solve_missing(path, read(path), *wanted)
-    assert said.startswith("n1000-r2-p40-k2") and "solved in" in said
+def test_a_solve_whose_last_line_is_lost_is_made_again(tmp_path: Path) -> None:
+    path, wanted = tmp_path / "completion.csv", ("n1000-r2-p40-k2", "scaled_asd+", 1)
+    part = replace(MEASUREMENTS, planned=lambda _: [wanted])
+    (last,) = part.made([], tmp_path)
+    assert last["status"] == "floor"
     before = path.read_bytes()
-    assert not list(solve_missing(path, read(path), *wanted))
+    assert not list(part.made(part.read([tmp_path]), tmp_path))
     assert path.read_bytes() == before
-    path.write_bytes(before[: before.rstrip().rfind(b"\n") + 1])  # its last row is lost
-    assert read(path) == {}
-    assert list(solve_missing(path, read(path), *wanted))
-    ((key, rows),) = read(path).items()
+    path.write_bytes(before[: before.rstrip().rfind(b"\n") + 1])
+    assert solves_of(part.read([tmp_path])) == {}
+    assert list(part.made(part.read([tmp_path]), tmp_path))
+    ((key, rows),) = solves_of(part.read([tmp_path])).items()
     assert int(rows[0]["iteration"]) == 1
     assert key == ("n1000-r2-p40-k2", "scaled_asd+", "1") and seconds_to(rows, completion_runs.TARGET, 20) is not None
 
@@ -117,7 +118,7 @@ def test_the_table_is_drawn_from_a_file_of_solves(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(completion_runs, "SOLVERS", {"scaled_asd+": ScaledASD(continuation=Continuation())})
     command = ["completion", "--results", str(tmp_path), "--output", str(tmp_path / "out")]
     first = CliRunner().invoke(reproduce, [*command, "--time-limit", "0.001"], catch_exceptions=False).output
-    assert "n1000-r2-p5-k2 " in first and "1 of 1" in first and "solved by 1 of 1" in first
+    assert "case n1000-r2-p5-k2, " in first and "1 of 1" in first and "solved by 1 of 1" in first
     again = CliRunner().invoke(reproduce, [*command, "--time-limit", "0"], catch_exceptions=False).output
-    assert "iterations, unseen" not in again and "1 of 1" in again
+    assert "case n1000" not in again and "1 of 1" in again
     assert "1 of 1" in (tmp_path / "out" / "completion.md").read_text()

@@ -11,16 +11,16 @@ import pytest
 from narrowcast.algorithms.codecs.messages import DensePayload
 from narrowcast.platform.data.synthetic import BlockModel
 from narrowcast.platform.rounds.state import Run
+from narrowcast.studies.tables import Effort
 from narrowcast_papers.gist.table import (
     CITESEER,
-    COLUMNS,
     CORA,
     GIST_CORA,
     GistCell,
     experiment,
     judge_gist,
-    read,
-    run_missing,
+    measurements,
+    rows_of,
 )
 
 
@@ -49,9 +49,12 @@ def test_names_of_settings_differ() -> None:
     assert len(set(names)) == len(names)
 
 
-def rows_of(path: Path, cell: GistCell, accuracies: list[float]) -> None:
+PART = measurements("gist-cora", CORA[:1])
+
+
+def write_rows(path: Path, cell: GistCell, accuracies: list[float]) -> None:
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, PART.columns)
         writer.writeheader()
         for seed, accuracy in enumerate(accuracies):
             row = {"data": cell.data, "setting": cell.name, "seed": seed, "last": accuracy, "best": accuracy + 2}
@@ -61,15 +64,15 @@ def rows_of(path: Path, cell: GistCell, accuracies: list[float]) -> None:
 def test_a_mean_within_two_points_is_reproduced_and_another_is_not(tmp_path: Path) -> None:
     cell = CORA[0]
     assert isinstance(cell, GistCell)
-    rows_of(tmp_path / "gist-cora.csv", cell, [75.0, 76.0, 80.0])
-    last, best, chosen = judge_gist(CORA, read(tmp_path / "gist-cora.csv"))
+    write_rows(tmp_path / "gist-cora.csv", cell, [75.0, 76.0, 80.0])
+    last, best, chosen = judge_gist(CORA, rows_of(PART.read([tmp_path])))
     assert (last.paper, last.ours, last.difference) == ("75.64", "77.00 ± 2.65", "+1.36")
     assert last.verdict == "reproduced, within 2"
     assert (best.difference, best.by_seed) == ("-0.40", (77.0, 78.0, 82.0))
     assert chosen.verdict == "no published number"
-    rows_of(tmp_path / "gist-cora.csv", cell, [70.0])
-    assert judge_gist(CORA, read(tmp_path / "gist-cora.csv"))[0].verdict == "differs by more than 2"
-    (png,) = GIST_CORA.finish(GIST_CORA.rows(tmp_path, tmp_path, 1, 0), tmp_path / "gist-cora")[1]
+    write_rows(tmp_path / "gist-cora.csv", cell, [70.0])
+    assert judge_gist(CORA, rows_of(PART.read([tmp_path])))[0].verdict == "differs by more than 2"
+    (png,) = GIST_CORA.finish(GIST_CORA.rows(tmp_path, tmp_path, Effort(seconds=0)), tmp_path / "gist-cora")[1]
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
@@ -77,21 +80,21 @@ def test_a_line_that_was_cut_is_run_again(tmp_path: Path) -> None:
     cell = CORA[0]
     assert isinstance(cell, GistCell)
     path = tmp_path / "gist-cora.csv"
-    rows_of(path, cell, [75.0, 76.0])
+    write_rows(path, cell, [75.0, 76.0])
     path.write_bytes(path.read_bytes()[:-12])
-    assert [row["seed"] for row in read(path)[cell.data, cell.name]] == ["0"]
+    assert [row["seed"] for row in PART.read([tmp_path])] == ["0"]
+    assert next(PART.missing(PART.read([tmp_path]))) == (cell.data, cell.name, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.data("planetoid")
 def test_eight_networks_learn_cora(tmp_path: Path) -> None:
     """One seed of the report's setting; without training, accuracy is about 0.14."""
-    path = tmp_path / "gist-cora.csv"
-    (line,) = run_missing(path, CORA[:1], {}, 1)
-    (row,) = read(path)["cora", CORA[0].name]
+    row = next(PART.made([], tmp_path))
+    assert PART.read([tmp_path]) == [row]
     assert float(row["best"]) == pytest.approx(79.4, abs=4)
     slice_of = {"features": (179, 16), "bias": (16,), "scores": (16, 7), "output bias": (7,)}
     sent = DensePayload.of({name: np.zeros(shape, np.float32) for name, shape in slice_of.items()})
     assert int(row["uplink_bits"]) == 50 * 8 * sent.wire_bits()
-    assert line.startswith("cora, features m=8 units=16 lr=0.05, seed 0: last ")
-    assert not list(run_missing(path, CORA[:1], read(path), 1))
+    assert (row["setting"], row["seed"]) == ("features m=8 units=16 lr=0.05", "0")
+    assert ("cora", CORA[0].name, 0) not in PART.missing(PART.read([tmp_path]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from narrowcast.solves.burer_monteiro import BurerMonteiro
 from narrowcast.solves.max_cut import RandomMaxCut
 from narrowcast.solves.mixing import Mixing
 from narrowcast_papers.sdp import max_cut as max_cut_runs
-from narrowcast_papers.sdp.max_cut import Rows, judge_gset, read, solve_missing, timed
+from narrowcast_papers.sdp.max_cut import Rows, judge_gset, rows_of, solves, timed
 from papers import PAPERS
 
 SMALL = RandomMaxCut(vertices=60, edges=200, seed=4, roundings=0, proof="factorisation")
@@ -73,14 +74,12 @@ def test_medians_and_the_published_optimum_are_judged() -> None:
 def test_the_file_is_gone_on_with_and_the_table_drawn(tmp_path: Path) -> None:
     path = tmp_path / "sdp-gset.csv"
 
-    def solved() -> list[str]:
-        return list(solve_missing(path, read(path), lambda case, name: (case, name) == ("G14", "adaptive"), seeds=1))
-
-    assert solved()[0].startswith("case G14, solver adaptive")
+    part = replace(solves(("G14",), ("adaptive",)), planned=lambda _: [("G14", "adaptive", 0)])
+    assert [(line["case"], line["solver"]) for line in part.made([], tmp_path)] == [("G14", "adaptive")]
     before = path.read_bytes()
-    assert not solved()
+    assert not list(part.made(part.read([tmp_path]), tmp_path))
     assert path.read_bytes() == before
-    ((key, row),) = read(path).items()
+    ((key, row),) = rows_of(part.read([tmp_path])).items()
     assert key == ("G14", "adaptive", 0) and float(row["relaxation"]) == pytest.approx(3191.57, abs=0.005)
     command = [
         "sdp-gset",
@@ -98,7 +97,7 @@ def test_the_file_is_gone_on_with_and_the_table_drawn(tmp_path: Path) -> None:
     assert "G14, relaxation" in said and "agrees; gap of 1e-6 proved in 1 of 1 solves" in said
     assert (tmp_path / "out" / "sdp-gset.png").read_bytes().startswith(b"\x89PNG")
     path.write_bytes(before[:-60])  # its last row is cut
-    assert read(path) == {}
+    assert part.read([tmp_path]) == []
 
 
 @pytest.mark.data("gset")

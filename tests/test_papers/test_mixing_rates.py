@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from narrowcast.cli.many_runs import reproduce
 from narrowcast.platform.types import FloatArray
 from narrowcast.solves.max_cut import RandomMaxCut, TorusMaxCut
 from narrowcast.solves.mixing import Mixing
+from narrowcast.studies.results import as_text
 from narrowcast_papers.sdp import mixing as mixing_rates
 from narrowcast_papers.sdp.mixing import linear_rate, observed_rate
 from papers import PAPERS
@@ -65,16 +67,14 @@ def test_the_rate_is_that_of_the_largest_component() -> None:
 def test_rates_and_curves_are_measured_once_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing_rates, "load_case", lambda *_: TorusMaxCut(side=6, proof="factorisation").load())
 
-    def measured() -> list[str]:
-        files = (mixing_rates.RATES_FILE, mixing_rates.CURVES_FILE)
-        rates, curves = (mixing_rates.read_lines(tmp_path / file) for file in files)
-        return list(mixing_rates.measure_missing(tmp_path, rates, curves, "G1"))
-
-    said = measured()
-    assert len(said) == 5 and said[-1].startswith("G1, adaptive: gap ")
-    assert not measured()
-    rows = mixing_rates.read_lines(tmp_path / mixing_rates.CURVES_FILE)
-    gaps = [float(row["gap"]) for row in rows if row["solver"] == "adaptive"]
+    keys = ([("G1", momentum) for momentum in mixing_rates.MOMENTUM], [("G1", name) for name in mixing_rates.MOMENTA])
+    for part, wanted in zip(mixing_rates.MIXING_RATES.parts, keys, strict=False):
+        some = replace(part, planned=lambda _, wanted=wanted: wanted)
+        made = [tuple(line[name] for name in part.key) for line in some.made([], tmp_path)]
+        assert made == [tuple(map(as_text, key)) for key in wanted]
+        lines = some.read([tmp_path])
+        assert not list(some.missing(lines))
+    gaps = [float(line["gap"]) for line in lines if line["solver"] == "adaptive"]
     assert gaps[-1] <= 1e-8 < gaps[0]
     command = [
         "sdp-mixing-rates",

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from narrowcast.solves.completion_problems import SyntheticCompletion
-from narrowcast.studies.results import read_lines
 from narrowcast_papers.sdp import frank_wolfe as frank_wolfe_runs
 from narrowcast_papers.sdp import localisation as localisation_runs
 from narrowcast_papers.sdp.frank_wolfe import METHODS, TUNING_SEED, chosen, problem_of, solve_rows
@@ -81,13 +80,12 @@ def test_scaling_of_complete_distances_without_noise_is_exact() -> None:
 def test_a_localisation_file_is_gone_on_with_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SENSORS", 8), ("SEEDS", 2), ("NOISES", (0.05,)), ("RANGES", (0.55,))):
         monkeypatch.setattr(localisation_runs, name, value)
-    path = tmp_path / "file.csv"
-    lines = localisation_runs.solve_missing(path, [])
-    next(lines)
-    assert len(read_lines(path)) == len(localisation_runs.METHODS)
-    assert len(list(localisation_runs.solve_missing(path, read_lines(path)))) == 1
-    rows = read_lines(path)
-    assert list(localisation_runs.solve_missing(path, rows)) == []
+    part = localisation_runs.MEASUREMENTS
+    next(part.made([], tmp_path))
+    methods = localisation_runs.METHODS
+    assert len(list(part.made(part.read([tmp_path]), tmp_path))) == 2 * len(methods) - 1
+    rows = part.read([tmp_path])
+    assert list(part.missing(rows)) == []
     found = {each.what: each for each in judge_localisation(rows)}
     assert found[f"noise 0.05, range 0.55, {RELAXED}"].verdict.startswith("control, largest gap")
     wanted = network_of(0.05, 0.55, 1).measure(solved(network_of(0.05, 0.55, 1), MDS, 1))["test.position_rmse"]
@@ -109,4 +107,4 @@ def test_steps_from_the_true_places_end_there_without_noise_and_at_a_minimum_wit
 
 def test_the_studies_are_targets() -> None:
     assert {"sdp-completion", "sdp-localisation"} <= targets().keys()
-    assert len({*frank_wolfe_runs.COLUMNS}) == 11
+    assert len({*frank_wolfe_runs.MEASUREMENTS.columns}) == 11

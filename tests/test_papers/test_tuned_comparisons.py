@@ -251,7 +251,7 @@ from narrowcast.studies.spec import RunSpec
 
 only = Planned("digits", RunSpec("digits", "fedavg-digits", ("data.clients=8", "rounds=2")), 0, per_user=False)
 queue = Queue([lambda rows: iter([] if rows else [only])], Rows())
-work(queue, Path(), workers=1, seconds=float("inf"), memory_gib=4.0)
+work(queue, Path(), workers=1)
 """
 
 

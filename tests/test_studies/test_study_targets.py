@@ -129,6 +129,34 @@ def test_the_template_runs_keeps_its_rows_and_draws_them_again(tmp_path: Path) -
     assert again.stdout.partition("Source")[0] in done.stdout
 
 
+@pytest.mark.slow
+def test_a_study_on_ray_has_the_rows_of_one_in_processes(tmp_path: Path) -> None:
+    words = ("reproduce", "proximal-digits", "--papers", EXAMPLES / "paper", "--jobs", 2)
+    models = []
+    for backend in ("local", "ray"):
+        done = command(*words, "--backend", backend, "--output", backend, cwd=tmp_path)
+        assert (done.returncode, "18 runs ended, 0 of those" in done.stdout) == (0, True), done.stderr
+        rows = read_rows([tmp_path / backend])
+        models.append({run: [result["model_sha256"] for *_, result in found] for run, found in rows.by_label.items()})
+    assert models[0] == models[1]
+    assert len(models[0]) == 18
+
+
+@pytest.mark.parametrize(
+    ("words", "phrases"),
+    [
+        (("dropped-clients", "--backend", "ray"), ["dropped-clients", "--backend ray"]),
+        (("proximal-digits", "--address", "auto"), ["--address auto", "--backend ray"]),
+        (("proximal-digits", "--backend", "ray", "--address", "127.0.0.1:9"), ["127.0.0.1:9"]),
+    ],
+)
+def test_a_study_that_cannot_run_on_ray_is_one_line(words: tuple[str, ...], phrases: list[str], tmp_path: Path) -> None:
+    target, *others = words
+    folder = ("--papers", EXAMPLES / "paper", "--output", tmp_path / "out")
+    assert_refused(narrowcast("reproduce", target, *folder, *others), *phrases)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_page_shows_the_template() -> None:
     page = (EXAMPLES.parent / "howto" / "papers-of-your-own.md").read_text()
     for file in (EXAMPLES / "paper").iterdir():

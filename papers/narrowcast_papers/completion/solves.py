@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from pathlib import Path
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from narrowcast.platform.compiled import one_thread
@@ -21,7 +20,8 @@ from narrowcast.solves.factor_solver import Continuation
 from narrowcast.solves.observed import thread_count
 from narrowcast.solves.second_order import R3MC, GaussNewton, MatrixIRLS
 from narrowcast.solves.thresholding import ALPS, CGIHT, NIHT
-from narrowcast.studies.results import append_lines, read_lines
+from narrowcast.studies.results import Line, Lines
+from narrowcast.studies.tables import Measurements
 
 SIZES, RANKS, FRACTIONS, CONDITIONS = (1000, 10_000), (2, 20, 200), (0.05, 0.1, 0.2, 0.4), (2.0, 200.0, 20_000.0)
 Class = Literal["S", "M", "F"]
@@ -93,7 +93,7 @@ SOLVERS: dict[str, Any] = {
     "r3mc": R3MC(),
 }
 """The solvers of the benchmark; + is rank continuation."""
-TARGET, FLOOR, SECONDS = 1e-4, 5e-15, 60.0
+TARGET, FLOOR, SECONDS, SEED = 1e-4, 5e-15, 60.0, 1
 """Error on unseen entries that solves a case; residual and seconds at which a solve ends."""
 PUBLISHED = ("r3mc", "scaled_asd", "asd", "niht", "cgiht", "scaled_gd", "lmafit", "matrix_irls")
 """The solvers whose results Engels and Morse show."""
@@ -103,7 +103,6 @@ _EXPONENTS = (-15, 1)
 METRICS = ("test.relative_error", "test.unseen_error", "test.column_sum_error")
 Solves = dict[tuple[str, str, str], list[Mapping[str, Any]]]
 """The rows of solves by case, solver and seed."""
-COLUMNS = ("case", "solver", "seed", "threads", "seconds", "start_seconds", "iteration", "residual", *METRICS, "status")
 
 
 def timed(solver: Solver, problem: Problem, seed: int, seconds: float) -> Iterator[dict[str, Any]]:
@@ -156,40 +155,43 @@ def milestones(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [rows[place] for place in sorted(kept)]
 
 
-def read(path: Path) -> Solves:
-    """Return the rows of the finished solves of a file."""
+def solves_of(lines: Lines) -> Solves:
+    """Return the lines of the finished solves."""
     found: Solves = {}
-    for row in read_lines(path):
-        rows = found.setdefault((row["case"], row["solver"], row["seed"]), [])
-        if rows and int(row["iteration"]) <= int(rows[-1]["iteration"]):
-            rows.clear()  # an earlier solve that was cut
-        rows.append(row)
-    return {key: rows for key, rows in found.items() if rows[-1]["status"]}
+    for line in lines:
+        of_solve = found.setdefault((line["case"], line["solver"], line["seed"]), [])
+        if of_solve and int(line["iteration"]) <= int(of_solve[-1]["iteration"]):
+            of_solve.clear()  # an earlier solve that was cut
+        of_solve.append(line)
+    return {key: of_solve for key, of_solve in found.items() if of_solve[-1]["status"]}
 
 
-def solve_missing(
-    output: Path, done: Solves, wanted: str = "*", chosen: str = "*", seconds: float = SECONDS, seed: int = 1
-) -> Iterator[str]:
-    """Solve each case with each solver unless that is done, append the rows to the file, and yield a line of each."""
-    solvers = {name: solver for name, solver in SOLVERS.items() if fnmatch(name, chosen)}
+def measured(case: str, solver: str, seed: int, seconds: float = SECONDS) -> list[Line]:
+    """Return the milestones of a solve."""
+    _compile(solver)
+    threads = thread_count()
+    return [
+        {"threads": threads, **row}
+        for row in milestones([*timed(SOLVERS[solver], _problem(case, seed), seed, seconds)])
+    ]
+
+
+@cache
+def _compile(solver: str) -> None:
     small = SyntheticCompletion(rows=50, rank=2, fraction=0.5).load()
-    for solver in solvers.values():  # compiles
-        for _ in zip(range(3), timed(solver, small, 0, 1.0), strict=False):
-            pass
-    for case in cases():
-        left = [name for name in solvers if (case.name, name, str(seed)) not in done]
-        if not fnmatch(case.name, wanted) or not left:
-            continue
-        problem = case.source(seed).load()
-        for name in left:
-            rows = [
-                {"case": case.name, "solver": name, "seed": seed, "threads": thread_count(), **row}
-                for row in timed(solvers[name], problem, seed, seconds)
-            ]
-            append_lines(output, COLUMNS, milestones(rows))
-            reached = seconds_to(rows, TARGET, seconds)
-            shown = "not solved" if reached is None else f"solved in {reached:.2f} s"
-            yield (
-                f"{case.name:24} {name:22} {shown:18} {rows[-1]['iteration']:5} iterations, unseen error "
-                f"{rows[-1]['test.unseen_error']:.1e}, column sums {min(row[METRICS[2]] for row in rows):.1e}"
-            )
+    for _ in zip(range(3), timed(SOLVERS[solver], small, 0, 1.0), strict=False):
+        pass
+
+
+@lru_cache(maxsize=1)
+def _problem(name: str, seed: int) -> Problem:
+    return next(case for case in cases() if case.name == name).source(seed).load()
+
+
+MEASUREMENTS = Measurements(
+    "completion.csv",
+    ("case", "solver", "seed"),
+    ("threads", "seconds", "start_seconds", "iteration", "residual", *METRICS, "status"),
+    lambda _: ((case.name, solver, SEED) for case in cases() for solver in SOLVERS),
+    measured,
+)

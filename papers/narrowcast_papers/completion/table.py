@@ -6,12 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from narrowcast.studies.tables import MeasuredTable
 from narrowcast.studies.verdicts import PaperVerdict
 from narrowcast_papers.completion.solves import (
+    MEASUREMENTS,
     PUBLISHED,
     SECONDS,
     TARGET,
@@ -19,12 +19,10 @@ from narrowcast_papers.completion.solves import (
     CompletionCase,
     Solves,
     cases,
-    read,
     seconds_to,
-    solve_missing,
+    solves_of,
 )
 
-FILE = "completion.csv"
 _CLASSES: Mapping[Class, tuple[str, float]] = {
     "S": ("distance below 1e-9", 1e-9),
     "M": ("distance from 1e-9 to 1", 1.0),
@@ -116,9 +114,5 @@ def _rows_of(solves: Solves, case: CompletionCase, solvers: Sequence[str] | None
     ]
 
 
-def _read_all(paths: Sequence[Path]) -> Solves:
-    return {key: rows for path in paths for key, rows in read(path).items()}
-
-
-COMPLETION = MeasuredTable(FILE, _read_all, solve_missing, judge_solved)
-COMPLETION_REPORT = MeasuredTable(FILE, _read_all, solve_missing, judge_report)
+COMPLETION = MeasuredTable((MEASUREMENTS,), lambda lines: judge_solved(solves_of(lines)))
+COMPLETION_REPORT = MeasuredTable((MEASUREMENTS,), lambda lines: judge_report(solves_of(lines)))

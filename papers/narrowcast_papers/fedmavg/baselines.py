@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import product
 
 import numpy as np
 
 from narrowcast.studies.execution import baselines_of
-from narrowcast.studies.results import append_lines, read_lines
+from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.spec import RunSpec, slug
-from narrowcast.studies.tables import MeasuredTable
+from narrowcast.studies.tables import MeasuredTable, Measurements
 from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread
 from narrowcast_papers.fedmavg.central import RATINGS
 from narrowcast_papers.fedmavg.sfmf import EXCERPT
@@ -26,35 +25,18 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "excerpt of SFMF, stars": ("fedmavg-ml-latest-small", (f"data={{kind: explicit_ratings, {EXCERPT}}}",)),
 }
 """The experiment or solve whose data are meant, and overrides."""
-COLUMNS = ("case", "seed", "baseline", "metric", "value")
-Row = Mapping[str, Any]
 
 
-def measured(case: str, seed: int) -> Mapping[str, Mapping[str, float]]:
-    """Return the metrics of each baseline of a case by name."""
-    return baselines_of(RunSpec(slug(case), *CASES[case], data_seed=True), seed)
+def measured(case: str, seed: int) -> Iterator[Line]:
+    """Yield the test metrics of each baseline of a case."""
+    of_baselines = baselines_of(RunSpec(slug(case), *CASES[case], data_seed=True), seed)
+    for name, metrics in of_baselines.items():
+        for metric, value in metrics.items():
+            if metric.startswith("test."):
+                yield {"baseline": name, "metric": metric, "value": value}
 
 
-def measure_missing(output: Path, done: list[Row]) -> Iterator[str]:
-    """Measure what the rows lack, append it to the file, and yield a line of each case and seed."""
-    have = {(row["case"], int(row["seed"])) for row in done}
-    for case in CASES:
-        for seed in range(SEEDS):
-            if (case, seed) in have:
-                continue
-            found = measured(case, seed)
-            rows = [
-                dict(zip(COLUMNS, (case, seed, name, metric, value), strict=True))
-                for name, metrics in found.items()
-                for metric, value in metrics.items()
-                if metric.startswith("test.")
-            ]
-            append_lines(output, COLUMNS, rows)
-            done += rows
-            yield f"{case}, seed {seed}: {', '.join(found)}"
-
-
-def judge(rows: Sequence[Row]) -> list[PaperVerdict]:
+def judge(rows: Lines) -> list[PaperVerdict]:
     """Return the mean of each metric over seeds, shares in percent."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
@@ -73,4 +55,15 @@ def judge(rows: Sequence[Row]) -> list[PaperVerdict]:
     ]
 
 
-BASELINES = MeasuredTable("rating-baselines.csv", lambda paths: read_lines(*paths), measure_missing, judge)
+BASELINES = MeasuredTable(
+    (
+        Measurements(
+            "rating-baselines.csv",
+            ("case", "seed"),
+            ("baseline", "metric", "value"),
+            lambda _: product(CASES, range(SEEDS)),
+            measured,
+        ),
+    ),
+    judge,
+)

@@ -9,7 +9,7 @@ of the epochs, Adam anew at each synchronisation, and an output bias that is nev
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +21,8 @@ from narrowcast.experiment import Experiment, build_experiment
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.state import Run
-from narrowcast.studies.results import append_lines, read_lines
-from narrowcast.studies.tables import MeasuredTable
+from narrowcast.studies.results import Lines
+from narrowcast.studies.tables import MeasuredTable, Measurements
 from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread
 
 SEEDS, EPOCHS = 5, 400
@@ -30,8 +30,7 @@ WORDS = {"cora": 1433, "citeseer": 3703}
 SLICED = {"features": [0], "hidden": [1], "both": [0, 1]}
 """The layers that sub-networks divide: the report's rows, its variant by columns, and both of its layers."""
 Sliced = Literal["features", "hidden", "both"]
-COLUMNS = ("data", "setting", "seed", "last", "best", "at_best_validation", "uplink_bits", "model_sha256", "seconds")
-Rows = dict[tuple[str, str], list[Mapping[str, str]]]
+Rows = dict[tuple[str, str], Lines]
 """The rows of each data set and setting, by seed."""
 
 
@@ -150,9 +149,6 @@ def measured(cell: Cell, seed: int) -> dict[str, Any]:
             sha256 = model_sha256(run.algorithm, outcome.state)
     chosen = max(range(len(curve)), key=lambda place: (curve[place][0], -place))
     return {
-        "data": cell.data,
-        "setting": cell.name,
-        "seed": seed,
         "last": round(curve[-1][1], 2),
         "best": round(max(test for _, test in curve), 2),
         "at_best_validation": round(curve[chosen][1], 2),
@@ -162,23 +158,12 @@ def measured(cell: Cell, seed: int) -> dict[str, Any]:
     }
 
 
-def read(*paths: Path) -> Rows:
-    """Return the rows of these files; a file that does not exist has none."""
+def rows_of(lines: Lines) -> Rows:
+    """Return the lines of each data set and setting."""
     found: Rows = {}
-    for row in read_lines(*paths):
-        if row["seconds"] is not None:  # the line was not cut
-            found.setdefault((row["data"], row["setting"]), []).append(row)
+    for line in lines:
+        found.setdefault((line["data"], line["setting"]), []).append(line)
     return found
-
-
-def run_missing(path: Path, cells: Sequence[Cell], done: Rows, seeds: int = SEEDS) -> Iterator[str]:
-    """Run each cell with each seed unless that is done, append its row to the file, and yield a line of each."""
-    for seed in range(seeds):
-        for cell in cells:
-            if any(int(row["seed"]) == seed for row in done.get((cell.data, cell.name), [])):
-                continue
-            append_lines(path, COLUMNS, [row := measured(cell, seed)], digits=10)
-            yield f"{cell.data}, {cell.name}, seed {seed}: last {row['last']}, best {row['best']}, {row['seconds']} s"
 
 
 CORA: tuple[Cell, ...] = (
@@ -260,13 +245,24 @@ def plot_gist(title: str, cells: Sequence[Cell], rows: Rows, path: Path) -> None
     figure.savefig(path, dpi=110)
 
 
+def measurements(name: str, cells: Sequence[Cell]) -> Measurements:
+    """Return the runs of these cells, seed by seed."""
+    by_name = {(cell.data, cell.name): cell for cell in cells}
+    return Measurements(
+        f"{name}.csv",
+        ("data", "setting", "seed"),
+        ("last", "best", "at_best_validation", "uplink_bits", "model_sha256", "seconds"),
+        lambda _: ((*key, seed) for seed in range(SEEDS) for key in by_name),
+        lambda data, setting, seed: [measured(by_name[data, setting], seed)],
+        digits=10,
+    )
+
+
 def _table(what: str, name: str, cells: tuple[Cell, ...]) -> MeasuredTable:
     return MeasuredTable(
-        f"{name}.csv",
-        lambda paths: read(*paths),
-        lambda path, done: run_missing(path, cells, done),
-        lambda rows: judge_gist(cells, rows),
-        lambda rows, path: plot_gist(what, cells, rows, path),
+        (measurements(name, cells),),
+        lambda lines: judge_gist(cells, rows_of(lines)),
+        lambda lines, path: plot_gist(what, cells, rows_of(lines), path),
     )
 
 

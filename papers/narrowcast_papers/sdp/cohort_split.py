@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +16,10 @@ from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.platform.types import Profiles
 from narrowcast.runs.significance import compare_paired, holm, mean_interval
 from narrowcast.studies.comparison import draw_seed_means
-from narrowcast.studies.results import append_lines, read_lines
-from narrowcast.studies.tables import MeasuredTable
+from narrowcast.studies.results import Line, Lines
+from narrowcast.studies.tables import MeasuredTable, Measurements
 from narrowcast.studies.verdicts import PaperVerdict, describe_order
 
-FILE = "sdp-cohort-split.csv"
 CLIENTS = (10, 25, 75)
 """Cohorts in a square of 25 access points."""
 DROPS = 20
@@ -36,11 +34,9 @@ RULES: Mapping[str, tuple[Split, int]] = {
     "random": ("random", 1),
 }
 """Rules and their tries; the first is compared with all others. The best split is that with the least lost rates."""
-COLUMNS = ("clients", "drop", "rule", "sum_rate", "within", "cpu_seconds")
-Rows = list[Mapping[str, str]]
 
 
-def measure_drop(clients: int, drop: int) -> Iterator[dict[str, Any]]:
+def measure_drop(clients: int, drop: int) -> Iterator[Line]:
     """Yield the sum rate in bits per second and hertz of both bands, the weight within them, and the seconds."""
     every, ones = np.arange(clients), np.ones(clients)
     profiles = Profiles(every, every + 1, ones, ones, ones)
@@ -59,25 +55,15 @@ def measure_drop(clients: int, drop: int) -> Iterator[dict[str, Any]]:
                 bands = split_cohort(weights, rule, drop, tries)
             seconds = time.process_time() - began
             rate = float(InterferenceRegion(gains, bands, 0.5).rates.sum())
-            found = {"sum_rate": rate, "within": within(weights, bands), "cpu_seconds": seconds}
-            yield {"clients": clients, "drop": drop, "rule": name, **found}
+            yield {"rule": name, "sum_rate": rate, "within": within(weights, bands), "cpu_seconds": seconds}
 
 
-def measure_missing(path: Path, done: Rows) -> Iterator[str]:
-    """Measure the drops that the rows lack, append theirs to the file, and yield a line of each drop."""
-    known = {(int(row["clients"]), int(row["drop"])) for row in done}
-    for clients, drop in product(CLIENTS, range(DROPS)):
-        if (clients, drop) not in known:
-            append_lines(path, COLUMNS, list(measure_drop(clients, drop)), digits=8)
-            yield f"{clients} clients, drop {drop}"
-
-
-def _values(rows: Rows, clients: int, rule: str, column: str) -> list[float]:
+def _values(rows: Lines, clients: int, rule: str, column: str) -> list[float]:
     chosen = [row for row in rows if row["clients"] == str(clients) and row["rule"] == rule]
     return [float(row[column]) for row in sorted(chosen, key=lambda row: int(row["drop"]))]
 
 
-def judge_splits(rows: Rows) -> list[PaperVerdict]:
+def judge_splits(rows: Lines) -> list[PaperVerdict]:
     """Return the sum rate of every rule and its difference to the first one's, paired by drop."""
     first, *others = RULES
     cells = [
@@ -112,7 +98,7 @@ def judge_splits(rows: Rows) -> list[PaperVerdict]:
     return verdicts
 
 
-def plot_splits(rows: Rows, path: Path) -> None:
+def plot_splits(rows: Lines, path: Path) -> None:
     """Plot the sum rate of each rule over that of coins, by drop, against the number of clients."""
     figure, (axes,) = new_figure("A cohort in two bands: sum rate over that of a random split", panels=1)
     for place, rule in enumerate(list(RULES)[:-1]):
@@ -133,4 +119,17 @@ def plot_splits(rows: Rows, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-COHORT_SPLIT = MeasuredTable(FILE, lambda paths: read_lines(*paths), measure_missing, judge_splits, plot_splits)
+COHORT_SPLIT = MeasuredTable(
+    (
+        Measurements(
+            "sdp-cohort-split.csv",
+            ("clients", "drop"),
+            ("rule", "sum_rate", "within", "cpu_seconds"),
+            lambda _: product(CLIENTS, range(DROPS)),
+            measure_drop,
+            digits=8,
+        ),
+    ),
+    judge_splits,
+    plot_splits,
+)

@@ -12,9 +12,9 @@ nuclear norm has nothing to choose: its solutions have the observed entries exac
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ from narrowcast.solves.low_rank_matrix import truncated
 from narrowcast.solves.nuclear_norm import NEGLIGIBLE
 from narrowcast.solves.observed import observe
 from narrowcast.solves.thresholding import SoftImpute
-from narrowcast.studies.results import append_lines
+from narrowcast.studies.results import Line, Lines
+from narrowcast.studies.tables import Measurements
 
 TUNING_SEED, SEEDS = 100, 3
 ITERATIONS = 200
@@ -43,11 +44,6 @@ _VALIDATION = 0.1
 EXACT = "exact"
 DATA = ("ml-100k", "synthetic", EXACT)
 """Ratings; a matrix of rank 5 with noise, and one without."""
-COLUMNS = (
-    *("data", "solver", "value", "seed", "iteration", "cpu_seconds", "residual", "objective", "rank"),
-    *("validation_rmse", "test_rmse"),
-)
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -92,6 +88,7 @@ def methods_of(data: str) -> dict[str, Method]:
     return {name: method for name, method in METHODS.items() if data in method.values}
 
 
+@lru_cache(maxsize=1)
 def problem_of(data: str, seed: int) -> Completion:
     """Return a problem with validation and test entries.
 
@@ -155,7 +152,7 @@ def _factors(problem: Completion, answer: Arrays) -> tuple[FloatArray, FloatArra
     return answer["left"], answer["right"]
 
 
-def chosen(rows: Sequence[Row], data: str, method: str) -> float | None:
+def chosen(rows: Lines, data: str, method: str) -> float | None:
     """Return the value of least validation error at the end of the tuning solves, None if one is missing.
 
     A single value is not tuned.
@@ -171,26 +168,32 @@ def chosen(rows: Sequence[Row], data: str, method: str) -> float | None:
     return min(values, key=lambda value: least[value]) if least.keys() >= set(values) else None
 
 
-def solve_missing(output: Path, done: list[Row]) -> Iterator[str]:
-    """Run the solves that the rows lack, tuning first, append their rows to the file, and yield a line of each."""
+def measured(data: str, solver: str, value: float, seed: int) -> list[Line]:
+    """Return the lines of a solve; of one for tuning the last alone."""
+    method, tuning = METHODS[solver], seed == TUNING_SEED
+    iterations = min(method.iterations, _TUNING_ITERATIONS) if tuning else method.iterations
+    lines = list[Line](solve_rows(problem_of(data, seed), method.build(value), seed, iterations))
+    return lines[-1:] if tuning else lines
+
+
+def planned(lines: Lines) -> Iterator[tuple[str, str, float, int]]:
+    """Yield the solves of each data set, those for tuning first."""
     for data in DATA:
-        for seed in (TUNING_SEED, *range(SEEDS)):
-            problem = None
-            for name, method in methods_of(data).items():
-                tuning = seed == TUNING_SEED
-                if tuning and (method.chosen_by != name or len(method.values[data]) == 1):
-                    continue
-                best = None if tuning else chosen(done, data, name)
-                for value in method.values[data] if tuning else (best,):
-                    assert value is not None
-                    key = (data, name, f"{value:g}", str(seed))
-                    if any((r["data"], r["solver"], f"{float(r['value']):g}", str(r["seed"])) == key for r in done):
-                        continue
-                    problem = problem or problem_of(data, seed)
-                    iterations = min(method.iterations, _TUNING_ITERATIONS) if tuning else method.iterations
-                    begin = dict(zip(COLUMNS, (data, name, value, seed), strict=False))
-                    rows = [{**begin, **row} for row in solve_rows(problem, method.build(value), seed, iterations)]
-                    rows = rows[-1:] if tuning else rows
-                    append_lines(output, COLUMNS, rows)
-                    done += rows
-                    yield f"{data} {name} {value:g} seed {seed}: test RMSE {rows[-1]['test_rmse']:.4f}"
+        methods = methods_of(data)
+        for name, method in methods.items():
+            if method.chosen_by == name and len(method.values[data]) > 1:
+                yield from ((data, name, value, TUNING_SEED) for value in method.values[data])
+        for seed in range(SEEDS):
+            for name in methods:
+                best = chosen(lines, data, name)
+                assert best is not None, "the solves for tuning came first"
+                yield data, name, best, seed
+
+
+MEASUREMENTS = Measurements(
+    "sdp-completion.csv",
+    ("data", "solver", "value", "seed"),
+    ("iteration", "cpu_seconds", "residual", "objective", "rank", "validation_rmse", "test_rmse"),
+    planned,
+    measured,
+)

@@ -7,10 +7,8 @@ a diagonal entry, |row|^2 of V, which stays zero once its row is: noise leaves s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,8 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.burer_monteiro import BurerMonteiro
 from narrowcast.solves.localisation import LiftedStress, Localisation, SensorLocalisation
-from narrowcast.studies.results import append_lines
+from narrowcast.studies.results import Line, Lines
+from narrowcast.studies.tables import Measurements
 
 SENSORS, ANCHORS, SEEDS = 25, 6, 5
 NOISES, RANGES = (0.0, 0.05, 0.2), (0.4, 0.55)
@@ -36,8 +35,6 @@ RELAXED, UNREFINED, PROGRAM, PLANE, SCIPY, MDS, TRUTH = (
 )
 METHODS = (RELAXED, UNREFINED, PROGRAM, PLANE, SCIPY, MDS, TRUTH)
 """The last is no method, since it knows the answer: it tells local minima of the stress from its noise."""
-COLUMNS = ("noise", "radio_range", "seed", "method", "cpu_seconds", "position_rmse", "stress", "gap")
-Row = Mapping[str, Any]
 
 
 def network_of(noise: float, radio_range: float, seed: int) -> Localisation:
@@ -113,22 +110,32 @@ def classical_scaling(problem: Localisation) -> FloatArray:
     return np.asarray(scale * (places[:count] - own.mean(axis=0)) @ (u @ vt) + known.mean(axis=0))
 
 
-def solve_missing(output: Path, done: list[Row]) -> Iterator[str]:
-    """Run what the rows lack, append it to the file, and yield a line of each network."""
-    have = {(float(r["noise"]), float(r["radio_range"]), int(r["seed"]), r["method"]) for r in done}
-    for seed, noise, radio_range in product(range(SEEDS), NOISES, RANGES):
-        left = [method for method in METHODS if (noise, radio_range, seed, method) not in have]
-        if not left:
-            continue
-        problem, rows = network_of(noise, radio_range, seed), []
-        for method in left:
-            with one_thread():
-                began = time.process_time()
-                answer = solved(problem, method, seed)
-                spent = time.process_time() - began
-            metrics = problem.measure(answer)
-            found = (metrics["test.position_rmse"], metrics["stress"], metrics["gap"])
-            rows.append(dict(zip(COLUMNS, (noise, radio_range, seed, method, spent, *found), strict=True)))
-        append_lines(output, COLUMNS, rows)
-        done += rows
-        yield f"noise {noise:g}, range {radio_range:g}, seed {seed}: RMSE {rows[0]['position_rmse']:.4f}"
+def measured(noise: float, radio_range: float, seed: int, method: str) -> Iterator[Line]:
+    """Yield the line of a method on a network."""
+    problem = network_of(noise, radio_range, seed)
+    with one_thread():
+        began = time.process_time()
+        answer = solved(problem, method, seed)
+        spent = time.process_time() - began
+    metrics = problem.measure(answer)
+    yield {
+        "cpu_seconds": spent,
+        "position_rmse": metrics["test.position_rmse"],
+        "stress": metrics["stress"],
+        "gap": metrics["gap"],
+    }
+
+
+def _planned(lines: Lines) -> Iterator[tuple[float, float, int, str]]:
+    del lines
+    for seed, noise, radio_range, method in product(range(SEEDS), NOISES, RANGES, METHODS):
+        yield noise, radio_range, seed, method
+
+
+MEASUREMENTS = Measurements(
+    "sdp-localisation.csv",
+    ("noise", "radio_range", "seed", "method"),
+    ("cpu_seconds", "position_rmse", "stress", "gap"),
+    _planned,
+    measured,
+)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,8 +23,8 @@ from narrowcast.platform.types import Arrays
 from narrowcast.solves.burer_monteiro import BurerMonteiro
 from narrowcast.solves.max_cut import MaxCut, MaxCutFile, RandomMaxCut, TorusMaxCut, unit_vectors
 from narrowcast.solves.mixing import Mixing
-from narrowcast.studies.results import append_lines, read_lines
-from narrowcast.studies.tables import MeasuredTable
+from narrowcast.studies.results import Line, Lines
+from narrowcast.studies.tables import MeasuredTable, Measurements
 from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread
 
 GRAPHS, TORUS = ("G1", "G14", "G22", "G48", "G55"), "torus"
@@ -48,10 +49,6 @@ MOST_SWEEPS, MOST_ITERATIONS = 8000, 40
 ROUNDINGS = 100
 SEEDS: Mapping[str, int] = {**dict.fromkeys(GRAPHS, 5), TORUS: 3}
 _FIRST, _SPACING, _EXACT = 8, 1.5, 0.02
-COLUMNS = (
-    *("case", "solver", "seed", "sweeps_1e-4", "cpu_seconds_1e-4", "sweeps_1e-6", "cpu_seconds_1e-6"),
-    *("relaxation", "rank", "cut", "mean_cut", "load"),
-)
 Rows = dict[tuple[str, str, int], Mapping[str, str]]
 """The row of each solve by case, solver and seed."""
 
@@ -61,6 +58,7 @@ def methods_of(case: str) -> Mapping[str, Mixing | BurerMonteiro]:
     return TORUS_METHODS if case == TORUS else {**MOMENTA, **SELECTIONS, **BASELINE}
 
 
+@lru_cache(maxsize=1)
 def load_case(case: str, seed: int) -> MaxCut:
     """Return the problem of a graph; only the torus depends on the seed, and hyperplanes do."""
     if case == TORUS:
@@ -140,30 +138,45 @@ def _ending(problem: MaxCut, state: Arrays) -> dict[str, Any]:
     }
 
 
-def read(*paths: Path) -> Rows:
-    """Return the rows of these files that have all columns."""
-    whole = [row for row in read_lines(*paths) if row["load"] is not None]
-    return {(row["case"], row["solver"], int(row["seed"])): row for row in whole}
+def rows_of(lines: Lines) -> Rows:
+    """Return the line of each solve."""
+    return {(line["case"], line["solver"], int(line["seed"])): line for line in lines}
 
 
-def solve_missing(output: Path, done: Rows, is_wanted: Callable[[str, str], bool], seeds: int = 5) -> Iterator[str]:
-    """Solve each wanted graph by each solver and seed unless that is done, append its row, and yield a line of it."""
+def measured(case: str, solver: str, seed: int) -> Iterator[Line]:
+    """Yield the line of a solve."""
+    _compile()
+    yield timed(methods_of(case)[solver], load_case(case, seed), seed)
+
+
+@cache
+def _compile() -> None:
     small = RandomMaxCut(vertices=20, edges=40).load()
-    for solver in (*SELECTIONS.values(), *MOMENTA.values()):  # compiles
+    for solver in (*SELECTIONS.values(), *MOMENTA.values()):
         small.rounded(solver.step(small, solver.init(small, 0))[0]["vectors"], 1)
-    for seed in range(seeds):
-        for case in SEEDS:
-            missing = [name for name in methods_of(case) if is_wanted(case, name) and (case, name, seed) not in done]
-            if not missing or seed >= SEEDS[case]:
-                continue
-            problem = load_case(case, seed)
-            for name in missing:
-                row = {"case": case, "solver": name, "seed": seed, **timed(methods_of(case)[name], problem, seed)}
-                append_lines(output, COLUMNS, [row], digits=10)
-                yield ", ".join(f"{column} {row.get(column, '')}" for column in COLUMNS)
 
 
-FILE = "sdp-gset.csv"
+def solves(cases: Sequence[str], solvers: Sequence[str]) -> Measurements:
+    """Return the solves of these cases by those of the solvers that solve them."""
+    return Measurements(
+        "sdp-gset.csv",
+        ("case", "solver", "seed"),
+        (
+            *("sweeps_1e-4", "cpu_seconds_1e-4", "sweeps_1e-6", "cpu_seconds_1e-6"),
+            *("relaxation", "rank", "cut", "mean_cut", "load"),
+        ),
+        lambda _: (
+            (case, solver, seed)
+            for seed in range(max(SEEDS.values()))
+            for case in cases
+            for solver in methods_of(case)
+            if solver in solvers and seed < SEEDS[case]
+        ),
+        measured,
+        digits=10,
+    )
+
+
 OPTIMA: Mapping[str, float] = {"G1": 12083.20, "G14": 3191.57, "G22": 14135.95, "G48": 6000.0, "G55": 11039.46}
 """Published optima of the relaxation, to two digits."""
 BEST_CUTS: Mapping[str, int] = {"G1": 11624, "G14": 3064, "G22": 13359, "G48": 6000, "G55": 10299}
@@ -289,9 +302,7 @@ def plot_gset(rows: Rows, path: Path) -> None:
 
 
 GSET = MeasuredTable(
-    FILE,
-    lambda paths: read(*paths),
-    lambda path, done: solve_missing(path, done, lambda case, _: case in GRAPHS),
-    judge_gset,
-    plot_gset,
+    (solves(GRAPHS, _METHODS),),
+    lambda lines: judge_gset(rows_of(lines)),
+    lambda lines, path: plot_gset(rows_of(lines), path),
 )

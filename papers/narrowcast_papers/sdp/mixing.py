@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,21 +30,10 @@ from narrowcast.solves.max_cut import MaxCut
 from narrowcast.solves.mixing import Mixing
 from narrowcast.solves.vector_kernels import weighted_sums
 from narrowcast.solves.weighted_graph import WeightedGraph
-from narrowcast.studies.results import Lines, append_lines, read_lines
-from narrowcast.studies.tables import MeasuredTable
+from narrowcast.studies.results import Line, Lines
+from narrowcast.studies.tables import MeasuredTable, Measurements
 from narrowcast.studies.verdicts import PaperVerdict
-from narrowcast_papers.sdp.max_cut import (
-    FILE,
-    GRAPHS,
-    MOMENTA,
-    SEEDS,
-    TORUS,
-    TORUS_METHODS,
-    Rows,
-    load_case,
-    read,
-    solve_missing,
-)
+from narrowcast_papers.sdp.max_cut import GRAPHS, MOMENTA, SEEDS, TORUS, TORUS_METHODS, Rows, load_case, rows_of, solves
 
 _RANK = 1e-4
 """Of the largest singular value, below which a direction of a converged solution counts as none."""
@@ -178,28 +167,24 @@ def observed_rate(solver: Mixing, problem: MaxCut, seed: int, most: int) -> tupl
     return float(np.exp((logs[last] - logs[begin]) / max(1, last - begin))), state["vectors"]
 
 
-RATES_FILE, CURVES_FILE = "sdp-mixing-rates.csv", "sdp-mixing-curves.csv"
 MOMENTUM = (0.0, 0.45)
 CURVES: Mapping[str, Mapping[str, Mixing]] = {"G1": MOMENTA, "G48": MOMENTA, TORUS: TORUS_METHODS}
 """Graphs and solvers whose gap is measured sweep by sweep, at one seed."""
-RATE_COLUMNS = ("case", "momentum", "observed", "within", "across", "rank")
-CURVE_COLUMNS = ("case", "solver", "sweep", "residual", "gap")
 _MOST_SWEEPS, _CURVE_SWEEPS, _SPACING, _LEAST_GAP = 8000, 4000, 1.6, 1e-8
 
 
-def measure_rate(case: str, momentum: float) -> dict[str, Any]:
-    """Return the observed rate of a graph from seed 0, and the theoretical one at the solution with most momentum."""
+def measure_rate(case: str, momentum: float) -> Iterator[Line]:
+    """Yield the observed rate of a graph from seed 0, and the theoretical one at the solution with most momentum."""
     with one_thread():
         problem = load_case(case, 0)
         observed, vectors = observed_rate(Mixing(momentum=momentum), problem, 0, _MOST_SWEEPS)
         if momentum != MOMENTUM[-1]:  # plain sweeps may still be far from the solution
             _, vectors = observed_rate(Mixing(momentum=MOMENTUM[-1]), problem, 0, _MOST_SWEEPS)
         theory = linear_rate(problem, vectors, momentum)
-    found = {"observed": observed, "within": theory.within, "across": theory.across, "rank": theory.rank}
-    return {"case": case, "momentum": momentum, **found}
+    yield {"observed": observed, "within": theory.within, "across": theory.across, "rank": theory.rank}
 
 
-def measure_curve(case: str, name: str) -> Iterator[dict[str, Any]]:
+def measure_curve(case: str, name: str) -> Iterator[Line]:
     """Yield residual and proved gap at sweeps of a constant ratio, down to a gap of 1e-8."""
     with one_thread():
         problem, solver = load_case(case, 0), CURVES[case][name]
@@ -210,27 +195,9 @@ def measure_curve(case: str, name: str) -> Iterator[dict[str, Any]]:
                 continue
             due = int(np.ceil(sweep * _SPACING))
             gap = problem.measure(solver.answer(state))["gap"]
-            yield {"case": case, "solver": name, "sweep": sweep, "residual": report.residual, "gap": gap}
+            yield {"sweep": sweep, "residual": report.residual, "gap": gap}
             if gap <= _LEAST_GAP:
                 return
-
-
-def measure_missing(output: Path, rates: Lines, curves: Lines, wanted: str = "*") -> Iterator[str]:
-    """Measure the rates and curves that are not among these rows, append them in `output`, and yield a line of each."""
-    known = {(row["case"], float(row["momentum"])) for row in rates}
-    for case in GRAPHS:
-        for momentum in MOMENTUM:
-            if fnmatch(case, wanted) and (case, momentum) not in known:
-                row = measure_rate(case, momentum)
-                append_lines(output / RATES_FILE, RATE_COLUMNS, [row], digits=8)
-                yield ", ".join(f"{name} {value}" for name, value in row.items())
-    drawn = {(row["case"], row["solver"]) for row in curves}
-    for case, methods in CURVES.items():
-        for name in methods:
-            if fnmatch(case, wanted) and (case, name) not in drawn:
-                rows = list(measure_curve(case, name))
-                append_lines(output / CURVES_FILE, CURVE_COLUMNS, rows, digits=8)
-                yield f"{case}, {name}: gap {rows[-1]['gap']:.1e} after {rows[-1]['sweep']} sweeps"
 
 
 _AGREES = 0.02
@@ -241,32 +208,6 @@ _TORUS_IN_C: Mapping[str, str] = {
     "Mixing++ 0.495": "724 sweeps",
 }
 """The authors' code on G67, another such torus, until a sweep gains less than 1e-5 in four times the cut."""
-
-
-class Convergence(NamedTuple):
-    """Solves, rates and curves."""
-
-    solves: Rows
-    rates: Lines
-    curves: Lines
-
-
-def read_convergence(paths: Sequence[Path]) -> Convergence:
-    """Return what is in these files of rates, and in those of curves and solves beside them."""
-    folders = [path.parent for path in paths]
-    curves = read_lines(*(folder / CURVES_FILE for folder in folders))
-    return Convergence(read(*(folder / FILE for folder in folders)), read_lines(*paths), curves)
-
-
-def measure_convergence(path: Path, done: Convergence) -> Iterator[str]:
-    """Measure the rates, curves and solves that are missing, and yield a line of each."""
-    yield from measure_missing(path.parent, done.rates, done.curves)
-    yield from solve_missing(path.parent / FILE, done.solves, lambda _, name: name in TORUS_METHODS)
-
-
-def judge_convergence(found: Convergence) -> list[PaperVerdict]:
-    """Return the rows of sweeps and of rates."""
-    return [*judge_sweeps(found.solves), *judge_rates(found.rates)]
 
 
 def judge_sweeps(solves: Rows) -> list[PaperVerdict]:
@@ -332,9 +273,25 @@ def plot_curves(curves: Lines, path: Path) -> None:
 
 
 MIXING_RATES = MeasuredTable(
-    RATES_FILE,
-    read_convergence,
-    measure_convergence,
-    judge_convergence,
-    lambda found, path: plot_curves(found.curves, path),
+    (
+        Measurements(
+            "sdp-mixing-rates.csv",
+            ("case", "momentum"),
+            ("observed", "within", "across", "rank"),
+            lambda _: product(GRAPHS, MOMENTUM),
+            measure_rate,
+            digits=8,
+        ),
+        Measurements(
+            "sdp-mixing-curves.csv",
+            ("case", "solver"),
+            ("sweep", "residual", "gap"),
+            lambda _: ((case, solver) for case, solvers in CURVES.items() for solver in solvers),
+            measure_curve,
+            digits=8,
+        ),
+        solves(tuple(SEEDS), tuple(TORUS_METHODS)),
+    ),
+    lambda rates, _, lines: [*judge_sweeps(rows_of(lines)), *judge_rates(rates)],
+    lambda _, curves, __, path: plot_curves(curves, path),
 )

@@ -13,35 +13,34 @@ from matplotlib.axes import Axes
 
 from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.runs.significance import compare_paired, holm
-from narrowcast.studies.results import read_lines
+from narrowcast.studies.results import Lines
 from narrowcast.studies.tables import MeasuredTable
 from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread
 from narrowcast_papers.sdp import frank_wolfe, localisation
 from narrowcast_papers.sdp.frank_wolfe import DATA, EXACT, IN_FACE, METHODS, PLAIN, TUNING_SEED, methods_of
 from narrowcast_papers.sdp.localisation import NOISES, PROGRAM, RANGES, RELAXED
 
-Row = Mapping[str, Any]
 _FROM = 10
 """First iteration that the slope of a gap is measured from."""
 
 
-def curves_of(rows: Sequence[Row], data: str, method: str) -> dict[int, list[Row]]:
+def curves_of(rows: Lines, data: str, method: str) -> dict[int, Lines]:
     """Return the rows of a method's test solves on a data set, by seed."""
-    found: dict[int, list[Row]] = {}
+    found: dict[int, Lines] = {}
     for row in rows:
         if (row["data"], row["solver"]) == (data, method) and int(row["seed"]) != TUNING_SEED:
             found.setdefault(int(row["seed"]), []).append(row)
     return found
 
 
-def gap_slope(curve: Sequence[Row]) -> float:
+def gap_slope(curve: Lines) -> float:
     """Return the slope of log gap by log iteration, by least squares from iteration 10 on."""
     late = [row for row in curve if int(row["iteration"]) >= _FROM]
     points = np.log([[float(row["iteration"]), float(row["residual"])] for row in late])
     return float(np.polyfit(points[:, 0], points[:, 1], 1)[0])
 
 
-def judge_completion(rows: Sequence[Row]) -> list[PaperVerdict]:
+def judge_completion(rows: Lines) -> list[PaperVerdict]:
     """Compare test errors with Soft-Impute's, seed by seed; add ranks, gaps, times, and the slopes of the gaps.
 
     Without noise the logarithms of the errors are compared.
@@ -80,7 +79,7 @@ def judge_completion(rows: Sequence[Row]) -> list[PaperVerdict]:
     return verdicts
 
 
-def _end_of(every: Mapping[str, Sequence[Row]], method: str) -> str:
+def _end_of(every: Mapping[str, Lines], method: str) -> str:
     ends = every[method]
     ranks = "/".join(str(row["rank"]) for row in ends)
     gap = float(np.mean([float(row["residual"]) for row in ends]))
@@ -109,7 +108,7 @@ def _compared(
     return verdicts
 
 
-def plot_completion(rows: Sequence[Row], path: Path) -> None:
+def plot_completion(rows: Lines, path: Path) -> None:
     """Plot gap and rank by iteration on ratings, and test errors by processor time on ratings and without noise."""
     figure, panels = new_figure("Completion over a nuclear-norm ball, beside other methods", panels=4)
     wanted = (
@@ -131,13 +130,13 @@ def plot_completion(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def _draw(axes: Axes, curves: Sequence[Sequence[Row]], across: str, up: str, label: str, place: int) -> None:
+def _draw(axes: Axes, curves: Sequence[Lines], across: str, up: str, label: str, place: int) -> None:
     for number, curve in enumerate(curves):
         x, y = ([float(row[name]) for row in curve] for name in (across, up))
         axes.plot(x, y, color=colormaps["tab10"](place), linewidth=1, label=label if number == 0 else None)
 
 
-def _values(rows: Sequence[Row], noise: float, radio_range: float, column: str) -> dict[str, list[float]]:
+def _values(rows: Lines, noise: float, radio_range: float, column: str) -> dict[str, list[float]]:
     """Return a column by method in the order of the seeds, of the methods that have all seeds of the relaxation."""
     found: dict[str, dict[int, float]] = {method: {} for method in localisation.METHODS}
     for row in rows:
@@ -147,7 +146,7 @@ def _values(rows: Sequence[Row], noise: float, radio_range: float, column: str) 
     return {method: [each[seed] for seed in seeds] for method, each in found.items() if each.keys() >= {*seeds}}
 
 
-def judge_localisation(rows: Sequence[Row]) -> list[PaperVerdict]:
+def judge_localisation(rows: Lines) -> list[PaperVerdict]:
     """Compare position errors with those of the refined relaxation, seed by seed; add its gap."""
     verdicts: list[PaperVerdict] = []
     for noise in NOISES:
@@ -168,7 +167,7 @@ def judge_localisation(rows: Sequence[Row]) -> list[PaperVerdict]:
     return verdicts
 
 
-def plot_localisation(rows: Sequence[Row], path: Path) -> None:
+def plot_localisation(rows: Lines, path: Path) -> None:
     """Plot the position errors of all seeds by noise, one panel a radio range."""
     figure, panels = new_figure("Position error by noise; sides of the square", panels=len(RANGES))
     for axes, radio_range in zip(panels, RANGES, strict=True):
@@ -190,13 +189,5 @@ def plot_localisation(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-SDP_COMPLETION = MeasuredTable(
-    "sdp-completion.csv", lambda paths: read_lines(*paths), frank_wolfe.solve_missing, judge_completion, plot_completion
-)
-SDP_LOCALISATION = MeasuredTable(
-    "sdp-localisation.csv",
-    lambda paths: read_lines(*paths),
-    localisation.solve_missing,
-    judge_localisation,
-    plot_localisation,
-)
+SDP_COMPLETION = MeasuredTable((frank_wolfe.MEASUREMENTS,), judge_completion, plot_completion)
+SDP_LOCALISATION = MeasuredTable((localisation.MEASUREMENTS,), judge_localisation, plot_localisation)

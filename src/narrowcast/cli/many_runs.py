@@ -280,6 +280,14 @@ def benchmark(
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Simultaneous runs, one core each.  [default: all cores]")
 @click.option(
+    "--backend",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where the runs of a study go: to processes of this machine, or to actors on Ray.",
+)
+@click.option("--address", help="Ray cluster to join, host:port or auto.  [default: one of its own, or RAY_ADDRESS]")
+@click.option(
     "--output",
     type=FOLDER,
     default=Path("runs/reproduce"),
@@ -306,6 +314,8 @@ def reproduce(
     seeds: int,
     rounds: int | None,
     jobs: int | None,
+    backend: str,
+    address: str | None,
     output: Path,
     results: Path | None,
     time_limit: float,
@@ -345,16 +355,25 @@ def reproduce(
         check_any(targets)
         raise UserError(f"no table or figure given; name one of {', '.join(targets)} (narrowcast reproduce --list)")
     target = find_target(name, targets)
-    from narrowcast.studies.reproduction import Effort, draw_study, run_recorded
-    from narrowcast.studies.tables import RecordedTable
+    from narrowcast.studies.reproduction import draw_study, run_recorded
+    from narrowcast.studies.tables import Effort, RecordedTable
     from narrowcast.studies.verdicts import verdict_table
 
     words = ["narrowcast", "reproduce", name, *(["--papers", str(papers)] if papers else [])]
     words += ["--seeds", str(seeds), "--output", str(output)]
-    again = shlex.join(
-        [*words, *(["--rounds", str(rounds)] if rounds else []), *(["--jobs", str(jobs)] if jobs else [])]
-    )
-    effort = Effort(seeds, rounds, jobs or os.cpu_count() or 1, time_limit)
+    words += ["--rounds", str(rounds)] if rounds else []
+    words += ["--jobs", str(jobs)] if jobs else []
+    words += ["--backend", backend] if backend != "local" else []
+    again = shlex.join([*words, *(["--address", address] if address else [])])
+    at_once = jobs or os.cpu_count() or 1
+    ray = None
+    if backend == "ray":
+        from narrowcast.cluster.backend import RayBackend
+
+        ray = RayBackend(actors=at_once, address=address)
+    elif address is not None:
+        raise UserError(f"--address {address} is of a Ray cluster; give --backend ray too")
+    effort = Effort(seeds, rounds, at_once, time_limit, ray)
     try:
         table_of = target.table()
         if isinstance(table_of, RecordedTable):

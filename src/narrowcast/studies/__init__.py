@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from narrowcast.studies.execution import Plan, Planned, Queue
     from narrowcast.studies.results import Rows, append_lines, read_lines, read_rows, rekey
     from narrowcast.studies.spec import Comparison, Results, RunSpec, best_place, slug
-    from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable
+    from narrowcast.studies.tables import MeasuredTable, Measurements, RecordedTable, StudyTable
     from narrowcast.studies.tuning import (
         Choice,
         cells_plan,
@@ -54,6 +54,7 @@ __all__ = [
     "MeanInterval",
     "MeanTest",
     "MeasuredTable",
+    "Measurements",
     "PaperVerdict",
     "Plan",
     "Planned",
@@ -98,7 +99,7 @@ _MODULES = {
         *("CONFIDENCE", "MARGIN", "MeanInterval", "MeanTest", "bootstrap_over_users", "compare_paired"),
         *("compare_with_published", "holm", "mean_interval", "paired_interval"),
     ),
-    "studies.tables": ("MeasuredTable", "RecordedTable", "StudyTable"),
+    "studies.tables": ("MeasuredTable", "Measurements", "RecordedTable", "StudyTable"),
     "studies.tuning": (
         *("Choice", "cells_plan", "finished", "in_turn", "tested", "tried", "tuning_verdict", "untuned_plan"),
     ),

@@ -1,8 +1,8 @@
 """Hundreds of runs within a time limit, without folders and a store: their results, and the hits of each test user.
 
-There is one process each; killed at any moment, the queue loses the running ones only. Finished runs are appended to
-OUTPUT/STUDY.csv, and runs that CSV files have are not repeated, so that the same call goes on. MLflow, Ray and Optuna
-are not imported.
+They run in processes or on Ray; killed at any moment, the queue loses the running ones only. Finished runs are
+appended to OUTPUT/STUDY.csv, and runs that CSV files have are not repeated, so that the same call goes on. MLflow and
+Optuna are not imported, and Ray only where runs are to go there.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from narrowcast.cluster.worker_pool import Done, JobQueue, WorkerPool, dispatch
 from narrowcast.packaged import names_solve
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.models.factorisation import USER_FACTORS, MatrixFactorisation
@@ -31,6 +32,9 @@ from narrowcast.runs.outputs import answer_sha256
 from narrowcast.solve_run import load_solve
 from narrowcast.studies.results import COUNTS, METRICS, Rows, append
 from narrowcast.studies.spec import BASELINES, RunSpec
+
+if TYPE_CHECKING:
+    from narrowcast.cluster.backend import RayBackend
 
 
 class LightRun:
@@ -238,51 +242,149 @@ class Queue:
         self.rows[planned.spec, planned.seed] = packed
 
 
-def work(queue: Queue, output: Path, workers: int, seconds: float, memory_gib: float) -> None:
-    """Run what is missing until all is done or the time is up; a line for each run that ends."""
-    end, ended = time.monotonic() + seconds, 0
-    one_core_each()
-    output.mkdir(parents=True, exist_ok=True)
-    running = dict[Future[list[dict[str, Any]]], list[Planned]]()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # its workers are to end with it
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+Job = list["Planned"]
+"""Runs that go in lockstep, or a single one."""
+Ended = tuple[Job, list[dict[str, Any]] | UserError]
+"""A job with the results of its runs, or why it cannot run."""
+
+
+class _TimeUpError(Exception):
+    """The time limit has passed; jobs that still run are lost."""
+
+
+class StudyJobs(JobQueue[Job]):
+    """The jobs of a queue that the time and the memory allow; results go to the rows and to the files of `output`."""
+
+    def __init__(self, queue: Queue, output: Path, seconds: float, memory_gib: float) -> None:
+        self.queue, self.output, self.memory_gib = queue, output, memory_gib
+        self.end, self.n_ended = time.monotonic() + seconds, 0
+        self._running: list[Job] = []
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.end - time.monotonic()
+
+    def heartbeat(self) -> None:
+        """Raise if the time is up, which ends the jobs that run."""
+        if self.left <= 0:
+            raise _TimeUpError
+
+    def next_job(self) -> Job | None:
+        """Return the first missing job that is likely to end in time and fits into the memory beside the others."""
+        used = sum(planned.spec.memory_gib for job in self._running for planned in job)
+        for planned in self.queue.missing():
+            job = self.queue.next_job(planned)
+            needed = sum(run.spec.memory_gib for run in job)
+            if sum(map(self.queue.seconds, job)) <= self.left and used + needed <= self.memory_gib:
+                self.queue.begun |= {(run.spec.label, run.seed) for run in job}
+                self._running.append(job)
+                return job
+        return None
+
+    def answer_to(self, message: Ended) -> None:
+        """Append the results of a job to the files and print a line of each."""
+        job, results = message
+        self._running.remove(job)
+        if isinstance(results, UserError):
+            print(f"{job[0].spec.label}-seed-{job[0].seed} cannot run: {results}", flush=True)
+            return
+        for planned, result in zip(job, results, strict=True):
+            if not planned.per_user:
+                result.pop("hits", None)
+            append(self.output / f"{planned.study}.csv", planned.spec, planned.seed, result)
+            self.queue.ended(planned, result)
+            self.n_ended += 1
+            print(f"[{self.n_ended}, {self.left:.0f} s left] {_line(planned, result)}", flush=True)
+
+    def worker_died(self, job: Job, reason: str) -> None:
+        """Raise `RunFailed`: another try would take as much memory."""
+        name = f"{job[0].spec.label}-seed-{job[0].seed}"
+        raise RunFailed(f"{name}: {reason}, perhaps for lack of memory; try fewer --jobs")
+
+
+def run_job(job: Job, shared: None) -> Generator[Ended, None, None]:
+    """Run a job in a worker and yield its results."""
+    del shared
     try:
-        while (left := end - time.monotonic()) > 0:
-            for planned in queue.missing():
-                if len(running) == workers:
-                    break
-                used = sum(each.spec.memory_gib for job in running.values() for each in job)
-                job = queue.next_job(planned)
-                needed = sum(each.spec.memory_gib for each in job)
-                if sum(map(queue.seconds, job)) <= left and used + needed <= memory_gib:
-                    queue.begun |= {(each.spec.label, each.seed) for each in job}
-                    running[pool.submit(light_runs, [(each.spec, each.seed, each.test) for each in job])] = job
-            if not running:
-                break
-            for future in wait(running, min(left, threading.TIMEOUT_MAX), FIRST_COMPLETED).done:
-                job = running.pop(future)
-                try:
-                    results = future.result()
-                except BrokenProcessPool:
-                    raise RunFailed(
-                        "a run's process was killed, perhaps for lack of memory; try fewer --jobs"
-                    ) from None
-                except UserError as error:
-                    print(f"{job[0].spec.label}-seed-{job[0].seed} cannot run: {error}", flush=True)
-                    continue
-                for planned, result in zip(job, results, strict=True):
-                    if not planned.per_user:
-                        result.pop("hits", None)
-                    append(output / f"{planned.study}.csv", planned.spec, planned.seed, result)
-                    queue.ended(planned, result)
-                    ended += 1
-                    print(f"[{ended}, {end - time.monotonic():.0f} s left] {_line(planned, result)}", flush=True)
-    finally:
+        yield job, light_runs([(planned.spec, planned.seed, planned.test) for planned in job])
+    except UserError as error:
+        yield job, error
+
+
+def _in_process(job: Job) -> Ended:
+    return next(run_job(job, None))
+
+
+class ProcessPool:
+    """Workers that are processes of this machine, which end with this one."""
+
+    def __init__(self, workers: int) -> None:
+        self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+        self._running = dict[Future[Ended], int]()
+        self._answered: list[int] = []
+
+    def start(self, worker: int, job: Any) -> None:
+        """Start a job on a free worker."""
+        self._running[self._pool.submit(_in_process, job)] = worker
+
+    def answer(self, worker: int, message: Any) -> None:
+        """Count the job as done, which has a single message."""
+        del message
+        self._answered.append(worker)
+
+    def next_message(self, timeout_seconds: float) -> tuple[int, Any] | None:
+        """Return a worker and its results or `Done`; None if there is nothing within the timeout."""
+        if self._answered:
+            return self._answered.pop(), Done()
+        for future in wait(self._running, timeout_seconds, FIRST_COMPLETED).done:
+            try:
+                return self._running.pop(future), future.result()
+            except BrokenProcessPool:
+                raise RunFailed("a run's process was killed, perhaps for lack of memory; try fewer --jobs") from None
+        return None
+
+    def close(self) -> None:
+        """End all processes at once."""
         for process in multiprocessing.active_children():
             process.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[WorkerPool]:
+    one_core_each()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # its workers are to end with it
+    pool = ProcessPool(workers)
+    try:
+        yield pool
+    finally:
+        pool.close()
         signal.signal(signal.SIGTERM, before)
-    print(f"{ended} runs ended, {sum(1 for _ in queue.missing())} of those that can be planned now are left")
+
+
+def work(
+    queue: Queue,
+    output: Path,
+    workers: int,
+    *,
+    seconds: float = float("inf"),
+    memory_gib: float = 100.0,
+    ray: RayBackend | None = None,
+) -> None:
+    """Run what is missing until all is done or the time is up; a line for each run that ends.
+
+    With `ray` its actors are the workers, of which it has `workers` too.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    jobs = StudyJobs(queue, output, seconds, memory_gib)
+    try:
+        with _processes(workers) if ray is None else ray.worker_pool(run_job, None) as pool:
+            dispatch(jobs, pool, workers)
+    except _TimeUpError:
+        pass
+    left = sum(1 for _ in queue.missing())
+    print(f"{jobs.n_ended} runs ended, {left} of those that can be planned now are left")
 
 
 def _line(planned: Planned, result: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from narrowcast.platform.tracking.sender import check_store
 from narrowcast.platform.tracking.units import format_percent, format_seconds
 from narrowcast.runs.folder import make_writable
 from narrowcast.studies.recorded import ReproductionRun, run_all
-from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable
+from narrowcast.studies.tables import Effort, MeasuredTable, RecordedTable, StudyTable
 from narrowcast.studies.targets import Target
 from narrowcast.studies.verdicts import PaperVerdict, as_csv, as_markdown
 
@@ -30,16 +30,6 @@ class Reproduction:
     files: list[Path]
 
 
-@dataclass(frozen=True)
-class Effort:
-    """Extent of a reproduction: `rounds` replaces those of recorded runs; a study ends after `seconds`, 0 at once."""
-
-    seeds: int = 3
-    rounds: int | None = None
-    at_once: int = 1
-    seconds: float = float("inf")
-
-
 def draw_study(
     target: Target, table: StudyTable | MeasuredTable, effort: Effort, *, results: Path, output: Path
 ) -> Reproduction:
@@ -50,8 +40,12 @@ def draw_study(
     """
     if effort.rounds is not None:
         raise UserError(f"{target.name} has rounds of its own; leave out --rounds")
+    if effort.ray is not None and isinstance(table, MeasuredTable):
+        raise UserError(f"{target.name} has measurements that are timed on this machine; leave out --backend ray")
+    if effort.ray is not None and effort.seconds:
+        effort.ray.check_workers("--jobs")
     make_writable(output)
-    rows = table.rows(results, output, effort.at_once, effort.seconds)
+    rows: Any = table.rows(results, output, effort)
     verdicts, plots = table.finish(rows, output / target.name)
     if not verdicts:
         raise RunFailed(
@@ -71,6 +65,8 @@ def run_recorded(
     Raise `UserError` for a wrong request, `RunFailed` if a run failed or the disk is full.
     """
     seeds, rounds = effort.seeds, effort.rounds
+    if effort.ray is not None:
+        raise UserError(f"{target.name} has runs with folders on this machine; leave out --backend ray")
     if not table.runs and rounds is not None:
         raise UserError(f"{target.name} has no rounds; leave out --rounds")
     full_rounds = ReproductionRun(table.runs[0], 0, None, output).experiment.rounds if table.runs else None

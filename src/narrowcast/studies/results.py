@@ -98,19 +98,7 @@ def append(path: Path, spec: RunSpec, seed: int, result: Mapping[str, Any]) -> N
         row["curve"] = json.dumps(result["curve"])
     if (hits := result.get("hits")) is not None:
         row["hits"] = base64.b64encode(zlib.compress(np.packbits(hits).tobytes(), 9)).decode()
-    with path.open("a+", newline="") as file:
-        file.seek(0)
-        text = file.read()
-        if text and not text.endswith("\n"):  # the last append was cut
-            file.write("\n")
-        # A file that was begun by another version keeps its columns.
-        columns = next(csv.reader(text.splitlines()), COLUMNS)
-        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-        if not text:
-            writer.writeheader()
-        writer.writerow(row)
-        file.flush()
-        os.fsync(file.fileno())
+    append_lines(path, COLUMNS, [row])
 
 
 def read_rows(paths: Iterable[Path]) -> Rows:
@@ -208,16 +196,22 @@ def read_lines(*paths: Path) -> Lines:
     return found
 
 
-def append_lines(path: Path, columns: Sequence[str], lines: Sequence[Line], digits: int = 6) -> None:
-    """Append lines and sync them, with the header if the file is new; floats have so many significant digits."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        if new:
+def as_text(value: Any, digits: int = 6) -> str:
+    """Return a value as a line has it; a float has so many significant digits."""
+    return f"{value:.{digits}g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def append_lines(path: Path, columns: Sequence[str], lines: Sequence[Line]) -> None:
+    """Append lines and sync them, with the header if the file is new; one that has other columns keeps them."""
+    with path.open("a+", newline="") as file:
+        file.seek(0)
+        text = file.read()
+        if text and not text.endswith("\n"):  # the last append was cut
+            file.write("\n")
+        own = next(csv.reader(text.splitlines()), columns)
+        writer = csv.DictWriter(file, own, extrasaction="ignore", lineterminator="\n")
+        if not text:
             writer.writeheader()
-        writer.writerows(
-            {name: f"{value:.{digits}g}" if isinstance(value, float) else value for name, value in line.items()}
-            for line in lines
-        )
+        writer.writerows(lines)
         file.flush()
         os.fsync(file.fileno())

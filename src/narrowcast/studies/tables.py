@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from narrowcast.runs.folder import make_writable
 from narrowcast.studies.execution import Plan, Queue, work
-from narrowcast.studies.results import Rows, merge, read_rows
+from narrowcast.studies.results import Line, Lines, Rows, append_lines, as_text, merge, read_lines, read_rows
 from narrowcast.studies.spec import Results, RunSpec
 from narrowcast.studies.verdicts import PaperVerdict
 
+if TYPE_CHECKING:
+    from narrowcast.cluster.backend import RayBackend
+
 Finished = tuple[list[PaperVerdict], list[Path]]
 """The verdicts, and the files of the plots that were drawn."""
-_MEMORY_GIB = 100.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Extent of a reproduction: `rounds` replaces those of recorded runs; a study ends after `seconds`, 0 at once.
+
+    The runs of a study go to `ray`, which has `at_once` actors, or to as many processes of this machine.
+    """
+
+    seeds: int = 3
+    rounds: int | None = None
+    at_once: int = 1
+    seconds: float = float("inf")
+    ray: RayBackend | None = None
 
 
 @dataclass(frozen=True)
@@ -42,11 +58,11 @@ class StudyTable:
     judge: Callable[[Rows], list[PaperVerdict]]
     plot: Callable[[Rows, Path], None] | None = None
 
-    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Rows:
+    def rows(self, results: Path, output: Path, effort: Effort) -> Rows:
         """Return the rows of both folders' files, after running what they lack for so many seconds."""
         queue = Queue(list(self.plans.values()), read_rows(dict.fromkeys([results, output])))
-        if seconds and next(queue.missing(), None) is not None:
-            work(queue, output, at_once, seconds, _MEMORY_GIB)
+        if effort.seconds and next(queue.missing(), None) is not None:
+            work(queue, output, effort.at_once, seconds=effort.seconds, ray=effort.ray)
         return queue.rows
 
     def finish(self, rows: Rows, path: Path) -> Finished:
@@ -61,39 +77,83 @@ class StudyTable:
 
 
 @dataclass(frozen=True)
-class MeasuredTable:
-    """A table of measurements in the CSV file `file`, which are timed and made one at a time.
+class Measurements:
+    """Measurements that are timed, so that they are made one at a time, and whose lines are in the CSV file `file`.
 
-    `read` returns the rows of such files. `measure_missing` makes the measurements that rows lack, appends each to a
-    file and yields a line on it.
+    `planned` yields their keys, the values of the first columns, in order; it sees the lines that there are, also those
+    that were added since its last key. `measure` takes the values of a key and returns its lines, without the columns
+    of the key. A measurement is finished if a line of it has a value in the last column. Numbers have so many digits.
     """
 
     file: str
-    read: Callable[[Sequence[Path]], Any]
-    measure_missing: Callable[[Path, Any], Iterator[str]]
-    judge: Callable[[Any], list[PaperVerdict]]
-    plot: Callable[[Any, Path], None] | None = None
+    key: tuple[str, ...]
+    values: tuple[str, ...]
+    planned: Callable[[Lines], Iterable[tuple[Any, ...]]]
+    measure: Callable[..., Iterable[Line]]
+    digits: int = 6
 
-    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Any:
-        """Return the rows of both folders' files, after measuring what they lack for so many seconds."""
-        del at_once
-        began = time.monotonic()
-        paths = [folder / self.file for folder in dict.fromkeys([results, output])]
-        if seconds:
-            for line in self.measure_missing(output / self.file, self.read(paths)):
-                print(line, flush=True)
-                if time.monotonic() - began >= seconds:
-                    break
-        return self.read(paths)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the file."""
+        return (*self.key, *self.values)
 
-    def finish(self, rows: Any, path: Path) -> Finished:
+    def read(self, folders: Iterable[Path]) -> Lines:
+        """Return the lines in the files of these folders but for those that were cut."""
+        lines = read_lines(*(folder / self.file for folder in folders))
+        return [line for line in lines if line[self.columns[-1]] is not None]
+
+    def missing(self, lines: Lines) -> Iterator[tuple[Any, ...]]:
+        """Yield the keys of measurements that the lines lack."""
+        done, seen = set[tuple[str, ...]](), 0
+        for key in self.planned(lines):
+            done |= {tuple(line[name] for name in self.key) for line in lines[seen:] if line[self.columns[-1]]}
+            seen = len(lines)
+            if tuple(as_text(value, self.digits) for value in key) not in done:
+                yield key
+
+    def made(self, lines: Lines, folder: Path) -> Iterator[Line]:
+        """Make what the lines lack, add it to them and to the file of the folder, and yield its last line."""
+        for key in self.missing(lines):
+            of_key = dict(zip(self.key, key, strict=True))
+            measured = [
+                {name: as_text(value, self.digits) for name, value in {**of_key, **values}.items()}
+                for values in self.measure(*key)
+            ]
+            append_lines(folder / self.file, self.columns, measured)
+            lines += measured
+            yield measured[-1]
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """A table of measurements; `judge` and `plot` take the lines of each part."""
+
+    parts: tuple[Measurements, ...]
+    judge: Callable[..., list[PaperVerdict]]
+    plot: Callable[..., None] | None = None
+
+    def rows(self, results: Path, output: Path, effort: Effort) -> tuple[Lines, ...]:
+        """Return the lines of both folders' files, after measuring what they lack for so many seconds."""
+        began, folders = time.monotonic(), dict.fromkeys([results, output])
+        every = tuple(part.read(folders) for part in self.parts)
+        if effort.seconds:
+            for part, lines in zip(self.parts, every, strict=True):
+                for line in part.made(lines, output):
+                    print(", ".join(f"{name} {value}" for name, value in line.items()), flush=True)
+                    if time.monotonic() - began >= effort.seconds:
+                        return every
+        return every
+
+    def finish(self, rows: tuple[Lines, ...], path: Path) -> Finished:
         """Return the verdicts and the plot, which is not drawn without verdicts."""
-        return _drawn(self.judge(rows), self.plot, rows, path)
+        plot = self.plot
+        return _drawn(self.judge(*rows), None if plot is None else lambda rows, png: plot(*rows, png), rows, path)
 
     def keep(self, output: Path, results: Path) -> None:
         """Add the rows of the output folder to those of the paper."""
         make_writable(results)
-        merge(output / self.file, results)
+        for part in self.parts:
+            merge(output / part.file, results)
 
 
 Table = RecordedTable | StudyTable | MeasuredTable
