@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.channel.curves import DistortionCurves
     from narrowcast.algorithms.channel.links import Channel
     from narrowcast.algorithms.channel.radio import Downlink
-    from narrowcast.algorithms.client.uploads import PrefixedArrays
+    from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
+    from narrowcast.algorithms.client.uploads import Message, PrefixedArrays
     from narrowcast.algorithms.codecs.chain import (
         NO_STATE,
         Codec,
@@ -90,6 +91,7 @@ __all__ = [
     "Algorithm",
     "Allocation",
     "Arrays",
+    "Arrived",
     "Availability",
     "Averaging",
     "Backend",
@@ -98,7 +100,9 @@ __all__ = [
     "Channel",
     "Chunk",
     "ChunkResult",
+    "ClientPass",
     "Codec",
+    "Contribution",
     "DataSource",
     "Dataset",
     "DistortionCurves",
@@ -116,6 +120,7 @@ __all__ = [
     "LocalUpdates",
     "Loss",
     "Masked",
+    "Message",
     "Metric",
     "Model",
     "NeuralNetwork",
@@ -177,7 +182,8 @@ _HOMES = {
     **dict.fromkeys(("SERVER_ONLY", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
     "LearningRateSchedule": "algorithms.local_training.rules",
     **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.schemes"),
-    "PrefixedArrays": "algorithms.client.uploads",
+    **dict.fromkeys(("Arrived", "ClientPass", "Contribution"), "algorithms.client.client_pass"),
+    **dict.fromkeys(("Message", "PrefixedArrays"), "algorithms.client.uploads"),
     **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.federated.unit_slices"),
     "load_experiment": "experiment",
     "Backend": "platform.rounds.loop",

@@ -32,7 +32,7 @@ def ensemble_of_clients(spec: RunSpec, seed: int, *, test: bool = True) -> dict[
     assert isinstance(task.model, NeuralNetwork), "FedMA matches networks"
     clients = np.arange(task.data.n_clients)
     chunk = Chunk(1, 0, clients, algorithm.init_clients(task))
-    call = algorithm.local_call(algorithm.broadcast(algorithm.init(task), task, 1).arrays, chunk, task)
+    (call,) = algorithm.local_calls(algorithm.broadcast(algorithm.init(task), task, 1).arrays, chunk, task)
     changes = call.task.training.train(call.server, chunk, call.task, call.terms).changes
     assert call.terms.start is not None, "clients of FedMA start from models of their own"
     models = [{name: values[u] + changes[name][u] for name, values in call.terms.start.items()} for u in clients]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -400,21 +401,28 @@ _NOW_TRAITS = {
     "codes_row_lists": "codes_row_lists",
 }
 """Attributes of algorithms of versions before 0.3, and the traits that they have become."""
+_NOW_METHODS = {
+    "local_call": "local_calls, which returns a sequence of calls",
+    "upload": "message and contribution: what clients send, and what they add to the sums",
+    "upload_parts": "send",
+}
+"""Methods of algorithms of versions before 0.3, and what has replaced them."""
 
 
 class Algorithm(ABC):
     """A federated algorithm: both halves, and no state of its own.
 
     A subclass is a frozen model with a `kind`, and overrides what is abstract. The other methods are optional: each
-    stands here with what it returns for an algorithm that does not offer it. One whose clients all train the same model
-    by `task.training` overrides `local_call` and `upload`; one with several models in a round `local_calls` and
-    `upload_parts`. `traits` is a class variable, or a property where fields decide.
+    stands here with what it returns for an algorithm that does not offer it. One whose clients train by `task.training`
+    overrides `local_calls` and `send`. `traits` is a class variable, or a property where fields decide.
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         for name in _NOW_TRAITS.keys() & {*vars(cls), *vars(cls).get("__annotations__", {})}:
             raise UserError(f"{cls.__name__}.{name} is now Traits.{_NOW_TRAITS[name]}; return it from traits")
+        for name in _NOW_METHODS.keys() & vars(cls).keys():
+            raise UserError(f"{cls.__name__}.{name} is now {_NOW_METHODS[name]}")
         if not isinstance(own := vars(cls).get("traits", Traits()), Traits | property):
             raise UserError(f"{cls.__name__}.traits is {type(own).__name__}; give Traits of narrowcast.extend")
 
@@ -499,31 +507,32 @@ class Algorithm(ABC):
 
     # Client half
 
-    @abstractmethod
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train the clients of a chunk, and encode and sum up their uploads."""
+        """Train the clients of a chunk, and send what they learnt."""
+        updates = self.local_updates(broadcast, chunk, task)
+        began = time.perf_counter()
+        return self.send(broadcast, chunk, task, updates).encoded_since(began)
+
+    def local_updates(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[LocalUpdates]:
+        """Return the results of the local training: those of `local_calls`, unless it has a program of its own."""
+        calls = self.local_calls(broadcast, chunk, task)
+        if calls is None:
+            raise NotImplementedError(f"{type(self).__name__} has no local_calls, and no local_updates of its own")
+        if len(calls) > 1:
+            return calls[0].task.training.train_together(calls)
+        return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[LocalCall] | None:
-        """Return the local training that `train` begins with; None if this model is trained by another program.
+        """Return the local training of a chunk's clients; None, the default, if it is another program.
 
-        Each client of the chunk is in the chunk of one of the calls, which may differ in model, start and terms. By
-        default it is the one call of `local_call`.
+        Each client of the chunk is in the chunk of one of the calls, which may differ in model, start and terms.
         """
-        call = self.local_call(broadcast, chunk, task)
-        return None if call is None else (call,)
-
-    def upload_parts(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
-        """Return the rest of `train` after `local_calls`: what the clients send and keep, in the chunk's order."""
-        return self.upload(broadcast, chunk, task, *updates)
-
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
-        """Return the local training of all clients of the chunk; None, the default, if `train` has its own program."""
         del broadcast, chunk, task
         return None
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Return the rest of `train` after `local_call`, which an algorithm that has it has to have too."""
-        raise NotImplementedError(f"{type(self).__name__} has local_call and lacks upload")
+    def send(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
+        """Return what the clients send and keep of their local training, in the chunk's order."""
+        raise NotImplementedError(f"{type(self).__name__} has no send")
 
     def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
         """Return what the link allocation may know of the cohort's updates.

@@ -11,7 +11,14 @@ import pytest
 import per_client
 from digits import digits, make_task, train
 from narrowcast.algorithms.client import uploads
-from narrowcast.algorithms.client.uploads import init_codec_state, send_tensors, tensor_coding
+from narrowcast.algorithms.client.uploads import (
+    Message,
+    Uploads,
+    finite_clients,
+    init_codec_state,
+    send_tensors,
+    tensor_coding,
+)
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.messages import CodedTensors, DensePayload, TensorUpdate, encode_tensors
@@ -39,9 +46,11 @@ def with_codec(kind: Any, codec: list[Any], **fields: Any) -> Any:
     return kind.model_validate({"codec": codec, **fields})
 
 
-def as_updates(changes: Arrays) -> LocalUpdates:
-    ones = np.ones(len(next(iter(changes.values()))), dtype=np.int64)
-    return LocalUpdates(changes, {}, np.zeros(len(ones)), ones, ones)
+def sent(chunk: Chunk, task: Task, changes: Arrays, codec: Codec) -> tuple[Arrays, Uploads]:
+    """Send the changes of clients that have learnt nothing for themselves."""
+    ones = np.ones(len(chunk.clients), dtype=np.int64)
+    finite = finite_clients(LocalUpdates(changes, {}, np.zeros(len(ones)), ones, ones), changes)
+    return send_tensors(chunk, task, Message(changes), tensor_coding(codec), finite)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg, CoLR, SCoLR], ids=lambda each: each.__name__)
@@ -96,8 +105,7 @@ def test_counts_and_values_come_back_from_the_bytes_alone(counts: tuple[int, int
 def test_a_parameter_may_be_a_single_number() -> None:
     task = make_task(digits([3, 4]))
     changes = {"temperature": np.float32([0.5, -0.25]), "weight": np.ones((2, 3), dtype=np.float32)}
-    coding = tensor_coding(Codec((Quantise(levels=2**14),)))
-    received, _ = send_tensors(Chunk(1, 0, np.arange(2), {}), task, as_updates(changes), coding)
+    received, _ = sent(Chunk(1, 0, np.arange(2), {}), task, changes, Codec((Quantise(levels=2**14),)))
     assert np.allclose(received["temperature"], [0.5, -0.25], atol=1e-4)
 
 
@@ -108,7 +116,7 @@ def test_an_update_that_is_not_finite_or_too_large_is_not_delivered(codec: list[
     changes["w"][0, 1], changes["w"][1, 2] = np.nan, 2.0**100
     chain = Codec(with_codec(FedAvg, codec).codec)
     state = init_codec_state(chain.stages, 3, {"w": changes["w"][0]})
-    _, uploads = send_tensors(Chunk(1, 0, np.arange(3), state), task, as_updates(changes), tensor_coding(chain))
+    _, uploads = sent(Chunk(1, 0, np.arange(3), state), task, changes, chain)
     assert (uploads.bits > 0).tolist() == [pays, pays, True]
     assert uploads.delivered.tolist() == [False, not codec, True]
     for name, values in uploads.state.items():
@@ -120,7 +128,7 @@ def test_more_bits_bring_the_update_closer() -> None:
     changes = {"w": np.random.default_rng(0).normal(size=(3, 400)).astype(np.float32)}
     chunk = Chunk(1, 0, np.arange(3), {}, budget_bits=np.array([1200, 2400, 10**6]))
     chain = with_codec(FedAvg, CODEC).codec
-    received, uploads = send_tensors(chunk, task, as_updates(changes), tensor_coding(Codec(chain)))
+    received, uploads = sent(chunk, task, changes, Codec(chain))
     errors = np.square(received["w"] - changes["w"]).sum(axis=1)
     assert errors[0] > 4 * errors[1] > 16 * errors[2]
     assert (uploads.bits > 0.8 * np.array([1200, 2400, 0])).all()
@@ -165,7 +173,7 @@ def test_error_feedback_owes_what_has_not_arrived() -> None:
     received = np.zeros((2, 50))
     for round_index in range(1, 31):
         chunk = Chunk(round_index, 0, np.arange(2), state)
-        arrived, uploads = send_tensors(chunk, task, as_updates(changes), tensor_coding(chain))
+        arrived, uploads = sent(chunk, task, changes, chain)
         received, state = received + arrived["w"], uploads.state
     assert np.allclose(received + state["codec/memory/w"], 30 * changes["w"], rtol=1e-4, atol=1e-4)
     assert np.count_nonzero(received) > 2 * 15

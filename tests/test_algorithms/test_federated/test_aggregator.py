@@ -178,7 +178,7 @@ def test_bounds_that_a_cohort_just_keeps_are_accepted(settings: str) -> None:
 def test_a_round_that_drop_outs_leave_too_small_moves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     algorithm, model = FedAvg(aggregator=Krum(byzantine=2)), {"x": np.zeros(5)}
     for clients, moves in ((6, False), (7, True)):
-        changes = {"sum/x": np.random.default_rng(0).normal(size=(clients, 5)), "weight": np.ones(clients)}
+        changes = {"each/sum/x": np.random.default_rng(0).normal(size=(clients, 5)), "each/weight": np.ones(clients)}
         moved = algorithm.step(model, {}, algorithm.fold([changes]), network_task(), 4)["x"]
         assert moved.any() == moves
     (warning,) = (each.getMessage() for each in caplog.records)
@@ -190,9 +190,9 @@ def test_a_round_that_drop_outs_leave_too_small_moves_nothing(caplog: pytest.Log
 def test_the_server_holds_every_change_and_nobody_moves_nothing() -> None:
     algorithm, task = FedAvg(aggregator=CoordinateMedian()), network_task()
     draw = np.random.default_rng(0)
-    chunks = [{"sum/x": draw.normal(size=(clients, 50)), "weight": np.ones(clients)} for clients in (2, 7, 4)]
+    chunks = [{"each/sum/x": draw.normal(size=(clients, 50)), "each/weight": np.ones(clients)} for clients in (2, 7, 4)]
     model = {"x": np.zeros(50)}
     moved = algorithm.step(model, {}, algorithm.fold(chunks), task, 1)["x"]
-    assert np.array_equal(moved, np.median(np.concatenate([chunk["sum/x"] for chunk in chunks]), axis=0))
-    nobody = algorithm.fold([{"sum/x": np.empty((0, 50)), "weight": np.empty(0)}])
+    assert np.array_equal(moved, np.median(np.concatenate([chunk["each/sum/x"] for chunk in chunks]), axis=0))
+    nobody = algorithm.fold([{"each/sum/x": np.empty((0, 50)), "each/weight": np.empty(0)}])
     assert not algorithm.step(model, {}, nobody, task, 1)["x"].any()

@@ -166,7 +166,7 @@ def test_a_second_pass_starts_from_each_clients_units(model: str) -> None:
     assert (progress.layer, progress.passes) == (0, 1)
     broadcast = algorithm.broadcast(server, task, n_layers + 1).arrays
     state = {name: values[EVERYONE] for name, values in algorithm.init_clients(task).items()}
-    call = algorithm.local_call(broadcast, Chunk(n_layers + 1, 0, EVERYONE, state), task)
+    (call,) = algorithm.local_calls(broadcast, Chunk(n_layers + 1, 0, EVERYONE, state), task)
     assert call.terms.start is not None
     for client in EVERYONE.tolist():
         units = tuple(each[client] for each in progress.units)
@@ -261,7 +261,7 @@ def test_the_last_layer_may_have_epochs_and_a_rate_of_its_own() -> None:
     state = every[1].state
     assert state is not None
     chunk = Chunk(3, 0, EVERYONE, state.clients)
-    call = algorithm.local_call(algorithm.broadcast(server, task, 3).arrays, chunk, task)
+    (call,) = algorithm.local_calls(algorithm.broadcast(server, task, 3).arrays, chunk, task)
     assert call.task.training.learning_rate == pytest.approx(0.01)
 
 

@@ -97,9 +97,11 @@ def test_a_cohort_that_is_too_small_for_its_aggregator_moves_no_momentum() -> No
     algorithm = FedAvg(aggregator=Krum(byzantine=1), server_optimizer=Momentum())
     draw, server = np.random.default_rng(0), algorithm.init(network_task())
     for clients, moves in ((5, True), (4, False)):
-        sums = {f"sum/{name}": draw.normal(size=(clients, *values.shape)) for name, values in server.items()
+        sums = {f"each/sum/{name}": draw.normal(size=(clients, *values.shape)) for name, values in server.items()
                 if not name.startswith("optimizer/")}  # fmt: skip
-        after = algorithm.step(server, {}, algorithm.fold([{**sums, "weight": np.ones(clients)}]), network_task(), 1)
+        after = algorithm.step(
+            server, {}, algorithm.fold([{**sums, "each/weight": np.ones(clients)}]), network_task(), 1
+        )
         assert all(np.array_equal(values, server[name]) != moves for name, values in after.items())
         server = after
 

@@ -9,7 +9,8 @@ import pytest
 from scipy.optimize import minimize
 
 from digits import relative_error, run
-from narrowcast.algorithms.federated.fairness import AFL, NUMBER_BITS, QFFL, on_simplex
+from narrowcast.algorithms.client.uploads import COUNT_BITS
+from narrowcast.algorithms.federated.fairness import AFL, QFFL, on_simplex
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.feddyn import FedDyn
 from narrowcast.algorithms.federated.fednova import FedNova
@@ -51,7 +52,7 @@ def test_a_fixed_number_of_stragglers_is_drawn_and_dropped() -> None:
     server, weights = {"x": np.zeros(3)}, np.where(slow, 0, COUNTS)
     updates = task.training.train(server, chunk, task, LocalTerms())
     changes = np.asarray(updates.changes["x"])
-    partial = dropping.upload(server, chunk, task, updates).partial
+    partial = dropping.send(server, chunk, task, [updates]).partial
     moved = dropping.step(server, server, partial, task, 3)["x"]
     assert np.abs(moved - weights @ changes / weights.sum()).max() <= 1e-6
     assert dropping.sum_layout(task, 6) is None, "a masked sum cannot leave out clients"
@@ -216,7 +217,7 @@ def test_the_number_of_a_client_is_counted_and_fits_its_budget(algorithm: Any) -
     task = task_of(MLP(hidden=(16,)))
     plain, ours = rehearse(PLAN, FedAvg(), task), rehearse(PLAN, algorithm, task)
     for one, other in zip(ours, plain, strict=True):
-        assert (one.ledger.uplink_bits - other.ledger.uplink_bits == NUMBER_BITS).all()
+        assert (one.ledger.uplink_bits - other.ledger.uplink_bits == COUNT_BITS).all()
         assert (one.ledger.downlink_bits == other.ledger.downlink_bits).all()
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
     said = algorithm.upload_bits(broadcast, task, ours[0].ledger.client)

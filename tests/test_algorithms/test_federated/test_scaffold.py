@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from digits import digits, make_task, relative_error, run
+from narrowcast.algorithms.client.uploads import COUNT_BITS
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.fairness import NUMBER_BITS
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.local_training.rules import StepDecay
@@ -101,7 +101,7 @@ def test_an_upload_is_that_of_fedavg_and_the_number_of_steps() -> None:
         for each in (FedAvg(), Scaffold(), Scaffold(control_upload="sent"), Scaffold(control="gradient"))
     )
     for plain, ours, paper, first in zip(fedavg, derived, sent, gradient, strict=True):
-        assert (ours.ledger.uplink_bits == plain.ledger.uplink_bits + NUMBER_BITS).all()
+        assert (ours.ledger.uplink_bits == plain.ledger.uplink_bits + COUNT_BITS).all()
         header = 2 * plain.ledger.uplink_bits - paper.ledger.uplink_bits
         assert (header == header[0]).all() and 0 < header[0] <= 128
         assert (first.ledger.uplink_bits == paper.ledger.uplink_bits).all()

@@ -63,19 +63,25 @@ ROWS, WEIGHT = "sum", "weight"
 """The arrays of a sum of rows; `WEIGHT` is also that of a sum of tensors."""
 TENSORS, COMPONENT_WEIGHTS = PrefixedArrays("sum/"), PrefixedArrays("component weight/")
 """The arrays of a sum of tensors, by tensor."""
+EACH = PrefixedArrays("each/")
+"""Arrays [k, ...] of the clients that delivered, which are not added up but put one after the other."""
 
 
 def add_up(partials: Sequence[Arrays]) -> Arrays:
-    """Add the chunks' partial sums in the order of the chunks, so that rounding does not depend on timing."""
-    first, *rest = partials
+    """Add the chunks' partial sums in the order of the chunks, so that rounding does not depend on timing.
+
+    Arrays of `EACH` are concatenated in that order.
+    """
+    each = {name: np.concatenate([partial[name] for partial in partials]) for name in EACH.add(EACH.of(partials[0]))}
+    first, *rest = (EACH.without(partial) for partial in partials)
     if not rest:
-        return {name: values.copy() for name, values in first.items()}
+        return {**{name: values.copy() for name, values in first.items()}, **each}
     with np.errstate(over="ignore"):  # a sum that leaves the finite numbers ends the run with advice
         total = {name: np.asarray(values + rest[0][name]) for name, values in first.items()}
         for partial in rest[1:]:
             for name, values in partial.items():
                 total[name] += values
-    return total
+    return {**total, **each}
 
 
 @dataclass(frozen=True)

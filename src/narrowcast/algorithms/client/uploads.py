@@ -302,38 +302,70 @@ def tensor_coding(codec: Codec) -> TensorCoding:
     return Coding(codec, send_coded_tensors)
 
 
-def send_tensors(
-    chunk: Chunk,
-    task: Task,
-    updates: LocalUpdates,
-    coding: TensorCoding,
-    columns: Columns | None = None,
-    max_ranks: IntArray | None = None,
-) -> tuple[Tensors, Uploads]:
-    """Send each client's changes; return what the server decodes of them [C, ...], and what was sent.
+COUNT_BITS = 32
+"""The size of a whole number beside tensors."""
 
-    Clients without examples send nothing, nor do clients of rank 0 if there are `columns`. A client whose budget does
-    not allow its upload sends nothing and pays nothing; one whose upload is lost has paid. `max_ranks` [C] bounds the
-    ranks that the wire chooses.
+
+@dataclass(frozen=True)
+class Message:
+    """What each client sends: tensors [C, ...], through the codec if there is one, and numbers beside them.
+
+    Shapes: numbers [C] each, of 32 bits if they are whole, otherwise of the tensors' type; sends [C], the clients that
+    have something to send, None for those with examples; max_ranks [C], bounds on ranks that the wire chooses.
+    `columns` are those that clients send of some tensors, None for all; clients of rank 0 send nothing.
     """
-    finite = finite_clients(updates)
+
+    tensors: Tensors
+    numbers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    sends: BoolArray | None = None
+    columns: Columns | None = None
+    max_ranks: IntArray | None = None
+
+    @property
+    def number_bits(self) -> int:
+        """The size of one client's numbers."""
+        return sum(bits_of_number(values, self.tensors) for values in self.numbers.values())
+
+
+def bits_of_number(number: NDArray[Any], tensors: Tensors) -> int:
+    """Return the size of a number that is sent beside these tensors."""
+    return COUNT_BITS if np.issubdtype(number.dtype, np.integer) else 8 * dtype_of(tensors).itemsize
+
+
+def with_bits(bits: IntArray, more: int) -> IntArray:
+    """Return the sizes of uploads with so many bits more, [C]; clients that send nothing send no more either."""
+    return np.where(bits > 0, bits + more, 0)
+
+
+def send_tensors(
+    chunk: Chunk, task: Task, message: Message, coding: TensorCoding, finite: BoolArray
+) -> tuple[Tensors, Uploads]:
+    """Send each client's message; return what the server decodes of its tensors [C, ...], and what was sent.
+
+    Clients without examples send nothing. A client whose budget does not allow its upload sends nothing and pays
+    nothing; one whose upload is lost has paid. `finite` [C] are the clients whose training stayed finite.
+    """
+    limited = chunk.reserve_bits(message.number_bits)
     examples = task.data.examples[chunk.clients]
-    sends = examples > 0
-    if columns is not None:
-        sends = sends & (columns.ranks > 0)
-    ranks = max_ranks if columns is None else columns.ranks
-    if not coding.codec.stages:
-        return updates.changes, _send_whole(chunk, updates.changes, columns, sends, finite)
-    view = TensorView(updates.changes, examples, finite, sends, columns, ranks)
-    typed = replace(coding, codec=coding.codec.of(dtype_of(updates.changes)))
-    uploads = send_each(chunk, task, typed, view)
-    return view.received, uploads
+    sends = examples > 0 if message.sends is None else message.sends
+    if message.columns is not None:
+        sends = sends & (message.columns.ranks > 0)
+    if coding.codec.stages:
+        ranks = message.max_ranks if message.columns is None else message.columns.ranks
+        view = TensorView(message.tensors, examples, finite, sends, message.columns, ranks)
+        typed = replace(coding, codec=coding.codec.of(dtype_of(message.tensors)))
+        received: Tensors = view.received
+        uploads = send_each(limited, task, typed, view)
+    else:
+        received, uploads = message.tensors, _send_whole(limited, message.tensors, message.columns, sends, finite)
+    return received, replace(uploads, bits=with_bits(uploads.bits, message.number_bits))
 
 
-def finite_clients(updates: LocalUpdates) -> BoolArray:
-    """Return the clients whose training stayed finite, [C]."""
+def finite_clients(updates: LocalUpdates, sent: Tensors) -> BoolArray:
+    """Return the clients whose training, and the tensors that they send, stayed finite, [C]."""
     finite = np.isfinite(updates.loss)
-    arrays = (*updates.changes.values(), *updates.state.values())
+    others = () if sent is updates.changes else sent.values()
+    arrays = (*updates.changes.values(), *updates.state.values(), *others)
     if not all_finite(*arrays):
         for values in arrays:
             finite &= np.isfinite(values).reshape(len(values), -1).all(axis=1)

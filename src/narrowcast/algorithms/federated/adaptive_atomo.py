@@ -11,7 +11,6 @@ Reference: Wang et al., ATOMO: Communication-efficient Learning via Atomic Spars
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -22,21 +21,22 @@ from pydantic import Field
 
 from narrowcast.algorithms.channel.curves import DistortionCurves
 from narrowcast.algorithms.channel.joint import STEPS, bits_per_value
-from narrowcast.algorithms.client.sums import TensorSum, add_up, tensor_weights
-from narrowcast.algorithms.client.uploads import UPDATE, Coding, Sent, Tensors, chunk_result, send_tensors
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
+from narrowcast.algorithms.client.sums import TensorSum, tensor_weights
+from narrowcast.algorithms.client.uploads import UPDATE, Coding, Message, Sent, TensorCoding, Tensors
 from narrowcast.algorithms.codecs.atomo import Atomo, Directions, with_vectors
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, Stages, check_values
 from narrowcast.algorithms.codecs.low_rank import as_matrix
 from narrowcast.algorithms.codecs.messages import CodedTensors, DensePayload, TensorUpdate
 from narrowcast.algorithms.federated.adaptive_svd import DEFAULT_CODEC, check_adaptive_codec
-from narrowcast.algorithms.federated.fedavg import LocalThenUpload, ServerLearningRate
+from narrowcast.algorithms.federated.fedavg import ServerLearningRate
 from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.modules import shapes_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 _NORM_BITS = 16.0  # bfloat16
 _HEADER_BITS = 400.0  # models of the entropy coder, about
@@ -44,7 +44,7 @@ _SIZE_MARGIN = 1.35  # of an upload of a fixed fraction over its estimate; on MN
 _POINTS = 48
 
 
-class AdaptiveAtomo(LocalThenUpload):
+class AdaptiveAtomo(ClientPass):
     """Clients train the whole network, and send directions of their change, drawn at random; the server adds the mean.
 
     `rank` bounds the directions of a weight that a client draws from. Without a budget a client sends that many, at the
@@ -94,10 +94,6 @@ class AdaptiveAtomo(LocalThenUpload):
         update = DensePayload.of(UPDATE.of(server)) if round_index > 1 else None
         return Broadcast(model, full=DensePayload.of(model), update=update)
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums."""
-        return add_up(partials)
-
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the parameters plus the weighted mean of the decoded changes, at the server's learning rate."""
         del broadcast, task, round_index
@@ -115,18 +111,23 @@ class AdaptiveAtomo(LocalThenUpload):
 
     # Client half
 
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
         """Train the whole network."""
-        return LocalCall(broadcast, chunk, task, LocalTerms())
+        return [LocalCall(broadcast, chunk, task, LocalTerms())]
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send directions of each change, and add up what is decoded by the clients' examples."""
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send directions of each change."""
+        del broadcast, task
+        return Message(updates.changes, max_ranks=np.full(len(chunk.clients), self.rank))
+
+    def coding(self) -> TensorCoding:
+        """Return the draw of directions before the codec."""
+        return Coding(Codec(self.codec), partial(send_drawn, self.rank, fraction=self.fraction))
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return what is decoded of each change, by the clients' examples."""
         del broadcast
-        max_ranks = np.full(len(chunk.clients), self.rank)
-        coding = Coding(Codec(self.codec), partial(send_drawn, self.rank, fraction=self.fraction))
-        received, uploads = send_tensors(chunk, task, updates, coding, max_ranks=max_ranks)
-        weight = tensor_weights("examples", task, chunk, uploads.delivered)
-        return chunk_result(chunk, updates, uploads, TensorSum.weighted(received, weight).arrays())
+        return Contribution(arrived.tensors, tensor_weights("examples", task, chunk, arrived.delivered))
 
     # What the channel is told before a round
 

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
 from narrowcast.algorithms.client.uploads import PrefixedArrays, where_client, zeros_of_clients
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Gradient, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, Gradient, LocalTerms
 
 _OWN = PrefixedArrays("personal/")
 """v_u less the model before round 1, [U, ...]: zeros until a client takes part."""
@@ -109,15 +110,14 @@ class APFL(Averaging):
             return LocalTerms()
         return LocalTerms(rule=MixedStep(self.alpha, self.own_gradient == "after"), own=self._own(chunk, task))
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send y_u - x as FedAvg does, and keep v_u unless it left the finite numbers."""
-        result = super().upload(broadcast, chunk, task, updates)
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return y_u - x as FedAvg does, and v_u unless it left the finite numbers."""
         start, personal = task.initial_parameters(), {}
-        for name, values in updates.slots.items():
+        for name, values in arrived.updates.slots.items():
             finite = np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1))
             before = np.asarray(chunk.state[_OWN.name(name)])
             personal[name] = where_client(finite, np.asarray(values) - start[name], before)
-        return replace(result, state={**result.state, **_OWN.add(personal)})
+        return replace(super().contribution(broadcast, chunk, task, arrived), state=_OWN.add(personal))
 
     def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
         """Return alpha v_u + (1 - alpha) x, [C, ...]."""

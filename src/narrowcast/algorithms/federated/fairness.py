@@ -12,57 +12,27 @@ Reference: Mohri et al., Agnostic Federated Learning, ICML 2019 (arXiv:1902.0014
 server's model, y_u client u's, F_u its mean loss at x, lambda_u its share of the mixture.
 
 Averaging whose clients send their loss at the server's model with their change.
-
-One number that a client sends with its tensors, such as its loss or its number of local steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.client.sums import SumLayout, TensorSum, Weights, refuse_weights, tensor_weights
-from narrowcast.algorithms.client.uploads import (
-    TensorCoding,
-    Tensors,
-    Uploads,
-    chunk_result,
-    send_tensors,
-    tensor_coding,
-)
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.wire import dtype_of
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
+from narrowcast.algorithms.client.sums import EACH, SumLayout, Weights, refuse_weights, tensor_weights
+from narrowcast.algorithms.client.uploads import Message, bits_of_number, with_bits
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
-NUMBER_BITS = 32
-"""The size of a count, or of a float32."""
-
-
-def bits_of_number(like: Arrays) -> int:
-    """Return the size of a number that is sent in the type of these tensors."""
-    return 8 * dtype_of(like).itemsize
-
-
-def with_number(bits: IntArray, number_bits: int = NUMBER_BITS) -> IntArray:
-    """Return the sizes of uploads with the number, [C]; clients that send nothing send no number either."""
-    return np.where(bits > 0, bits + number_bits, 0)
-
-
-def send_with_number(
-    chunk: Chunk, task: Task, updates: LocalUpdates, coding: TensorCoding, number_bits: int = NUMBER_BITS
-) -> tuple[Tensors, Uploads]:
-    """Send each client's changes, as `send_tensors` does, and its number, which is part of the size."""
-    received, uploads = send_tensors(chunk.reserve_bits(number_bits), task, updates, coding)
-    return received, replace(uploads, bits=with_number(uploads.bits, number_bits))
+_LOSS = "loss"
 
 
 class LossReporting(Averaging):
@@ -92,12 +62,12 @@ class LossReporting(Averaging):
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C], with its loss; None with a codec."""
         bits = super().upload_bits(broadcast, task, clients)
-        return None if bits is None else with_number(bits, bits_of_number(model_of(broadcast)))
+        return None if bits is None else with_bits(bits, bits_of_number(np.empty(0), model_of(broadcast)))
 
-    def send_with_loss(self, chunk: Chunk, task: Task, updates: LocalUpdates) -> tuple[Tensors, Uploads]:
-        """Send each client's changes, and its loss, which is part of the size."""
-        coding, loss_bits = tensor_coding(Codec(self.codec)), bits_of_number(updates.changes)
-        return send_with_number(chunk, task, updates, coding, loss_bits)
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send y_u - x and F_u."""
+        assert updates.start_loss is not None, "terms() has asked for it"
+        return replace(super().message(broadcast, chunk, task, updates), numbers={_LOSS: updates.start_loss})
 
 
 _TINY_LOSS = 1e-10  # as in the authors' code: a loss of 0 has a power for q < 1
@@ -132,25 +102,21 @@ class QFFL(LossReporting):
                 "a value of algorithm.lipschitz",
             )
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send y_u - x and F_u, and add up the numerator and the denominator of the server's step."""
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return the numerator and the denominator of the server's step."""
         del broadcast
-        assert updates.start_loss is not None, "terms() has asked for it"
-        received, uploads = self.send_with_loss(chunk, task, updates)
-        weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
-        loss = np.where(uploads.delivered, updates.start_loss, 1.0) + _TINY_LOSS
-        bound = self.lipschitz or 1 / updates.mean_rates(task.training.learning_rate)
-        squares = sum(np.square(change).reshape(len(loss), -1).sum(axis=1) for change in received.values())
+        weight = tensor_weights(self.weights, task, chunk, arrived.delivered)
+        loss = np.where(arrived.delivered, arrived.numbers[_LOSS], 1.0) + _TINY_LOSS
+        bound = self.lipschitz or 1 / arrived.updates.mean_rates(task.training.learning_rate)
+        squares = sum(np.square(change).reshape(len(loss), -1).sum(axis=1) for change in arrived.tensors.values())
         divisors = loss**self.q
         if self.q:
-            divisors = divisors + self.q * loss ** (self.q - 1) * bound * np.where(uploads.delivered, squares, 0)
-        total = TensorSum.weighted(received, weight * loss**self.q)
-        partial = replace(total, weight=np.array((weight * divisors).sum()))
-        return chunk_result(chunk, updates, uploads, partial.arrays())
+            divisors = divisors + self.q * loss ** (self.q - 1) * bound * np.where(arrived.delivered, squares, 0)
+        return Contribution(arrived.tensors, weight * loss**self.q, divisor=weight * divisors)
 
 
 _MIXTURE = SERVER_ONLY.name("mixture")
-_LOSSES = "losses"
+_CLIENTS, _LOSSES = "clients", "losses"
 
 
 class AFL(LossReporting):
@@ -193,20 +159,13 @@ class AFL(LossReporting):
         sent = super().broadcast(server, task, round_index)
         return Broadcast({**sent.arrays, _MIXTURE: server[_MIXTURE]}, sent.full, sent.update)
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums, and join the losses of their clients."""
-        losses = np.concatenate([partial[_LOSSES] for partial in partials], axis=1)
-        sums = [{name: values for name, values in partial.items() if name != _LOSSES} for partial in partials]
-        return {**super().fold(sums), _LOSSES: losses}
-
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step along the mixture's mean change, and the next lambda."""
-        clients, losses = total[_LOSSES]
-        moved = super().step(server, broadcast, total, task, round_index)
-        if not len(clients):
+        each, moved = EACH.of(total), super().step(server, broadcast, total, task, round_index)
+        if not len(each[_CLIENTS]):
             return moved
         mixture = np.array(server[_MIXTURE])
-        mixture[clients.astype(np.int64)] += self.mixture_learning_rate * losses
+        mixture[each[_CLIENTS]] += self.mixture_learning_rate * each[_LOSSES]
         return {**moved, _MIXTURE: on_simplex(mixture)}
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:
@@ -215,14 +174,11 @@ class AFL(LossReporting):
 
     # Client half
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send y_u - x and F_u, and add up lambda_u (y_u - x)."""
-        assert updates.start_loss is not None, "terms() has asked for it"
-        received, uploads = self.send_with_loss(chunk, task, updates)
-        weight = np.where(uploads.delivered, np.asarray(broadcast[_MIXTURE])[chunk.clients], 0.0)
-        losses = np.array([chunk.clients, updates.start_loss])[:, uploads.delivered]
-        partial = {**TensorSum.weighted(received, weight).arrays(), _LOSSES: losses}
-        return chunk_result(chunk, updates, uploads, partial)
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return lambda_u (y_u - x), and F_u of each client."""
+        del task
+        weight = np.where(arrived.delivered, np.asarray(broadcast[_MIXTURE])[chunk.clients], 0.0)
+        return Contribution(arrived.tensors, weight, each={_CLIENTS: chunk.clients, _LOSSES: arrived.numbers[_LOSS]})
 
 
 def on_simplex(values: FloatArray) -> FloatArray:

@@ -2,25 +2,20 @@
 
 Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
 Algorithm 1. Letters: x the server's model, y_u client u's after its local steps, n_u its examples.
-
-Common part of algorithms whose clients train by `task.training` alone and then send whole tensors.
-
-The field that all algorithms with a server step of their own share.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
 from narrowcast.algorithms.client.sums import (
+    EACH,
     TENSORS,
     WEIGHT,
     MaskGroup,
@@ -28,16 +23,14 @@ from narrowcast.algorithms.client.sums import (
     SumLayout,
     TensorSum,
     Weights,
-    add_up,
     largest_weight,
     tensor_weights,
 )
-from narrowcast.algorithms.client.uploads import chunk_result, init_codec_state, send_tensors, tensor_coding
-from narrowcast.algorithms.codecs.chain import Codec, Stages
+from narrowcast.algorithms.client.uploads import init_codec_state
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.aggregator import AGGREGATORS, Aggregator
-from narrowcast.algorithms.federated.downloads import DOWNLOAD, Download, SizesDownloads, broadcast_all
+from narrowcast.algorithms.federated.downloads import DOWNLOAD, Download, SizesDownloads
 from narrowcast.algorithms.federated.server_optimizer import (
     SERVER_ONLY,
     SERVER_OPTIMIZERS,
@@ -45,71 +38,14 @@ from narrowcast.algorithms.federated.server_optimizer import (
     initial_slots,
     optimizer_step,
 )
-from narrowcast.platform.contracts import Algorithm, Broadcast, LocalCall, Task, Traits
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task, Traits
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
 
 ServerLearningRate = Annotated[
     float,
     Field(gt=0, description="factor of the mean update in the server's step; below 1 damps what few clients send"),
 ]
-
-
-class LocalThenUpload(Algorithm, BaseModel, ABC):
-    """An algorithm whose client half is local training, then an upload of all values or through a codec."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    codec: Stages = ()
-
-    @abstractmethod
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
-        """Return the local training of the chunk's clients."""
-
-    @abstractmethod
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Return what the clients send and keep of their training."""
-
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train a chunk of clients, and send what they learnt."""
-        call = self.local_call(broadcast, chunk, task)
-        updates = task.training.train(call.server, chunk, task, call.terms)
-        began = time.perf_counter()
-        return self.upload(broadcast, chunk, task, updates).encoded_since(began)
-
-
-class WholeModel(LocalThenUpload):
-    """An algorithm whose server holds the model's parameters and nothing else, and sends them all in every round."""
-
-    server_learning_rate: ServerLearningRate = 1.0
-
-    def init(self, task: Task) -> Arrays:
-        """Return the model's parameters."""
-        return self.parameters(task)
-
-    def parameters(self, task: Task) -> Arrays:
-        """Return what the server's model holds before round 1."""
-        return task.initial_parameters()
-
-    def init_clients(self, task: Task) -> Arrays:
-        """Return the clients' private parameters, and the codec's state for what they train and send."""
-        clients = task.model.init_clients(task.data, task.private_seed.value)
-        if not self.codec:
-            return clients
-        return {**clients, **init_codec_state(self.codec, task.data.n_clients, self.parameters(task))}
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Send the whole model to every client."""
-        del task, round_index
-        return broadcast_all(server)
-
-    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """Return the size of each client's upload, [C], which is that of the broadcast; None with a codec."""
-        return None if self.codec else dense_bits(model_of(broadcast), task, clients)
-
-    def final(self, server: Arrays) -> Arrays:
-        """Return the model's parameters."""
-        return server
 
 
 def model_of(arrays: Arrays) -> Arrays:
@@ -123,7 +59,7 @@ def dense_bits(tensors: Arrays, task: Task, clients: IntArray) -> IntArray:
     return np.where(task.data.examples[clients] > 0, bits, 0)
 
 
-class Averaging(SizesDownloads, WholeModel):
+class Averaging(SizesDownloads, ClientPass):
     """x += server_learning_rate * sum w_u (y_u - x) / sum w_u over the clients that delivered; w_u is n_u, or 1.
 
     With a `server_optimizer` that mean is its pseudo-gradient: FedAvgM, FedAdam, FedYogi and FedAdagrad are fields of
@@ -135,6 +71,7 @@ class Averaging(SizesDownloads, WholeModel):
     `moved` under names of `SERVER_ONLY`: these arrays stay on the server, and are not part of the model.
     """
 
+    server_learning_rate: ServerLearningRate = 1.0
     weights: Weights = "examples"
     server_optimizer: Annotated[ServerOptimizer, SERVER_OPTIMIZERS] | None = Field(
         None, description="optimizer of the server's step, with server_learning_rate; null: add the mean change"
@@ -179,17 +116,22 @@ class Averaging(SizesDownloads, WholeModel):
         slots = {} if self.server_optimizer is None else initial_slots(self.server_optimizer, model)
         return {**model, **slots, **self.begun_download(model)}
 
+    def parameters(self, task: Task) -> Arrays:
+        """Return what x holds before round 1: the model's parameters."""
+        return task.initial_parameters()
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the clients' private parameters, and the codec's state for what they train and send."""
+        clients = task.model.init_clients(task.data, task.private_seed.value)
+        if not self.codec:
+            return clients
+        return {**clients, **init_codec_state(self.codec, task.data.n_clients, self.parameters(task))}
+
     # Server half
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send x to every client of the round, or x on a grid."""
         return self.broadcast_model(model_of(server), server, task, round_index)
-
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums; concatenate the changes of all clients for an aggregator."""
-        if self.aggregator is None:
-            return add_up(partials)
-        return {name: np.concatenate([partial[name] for partial in partials]) for name in partials[0]}
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step along the mean change; the state as it is if there is none."""
@@ -207,9 +149,10 @@ class Averaging(SizesDownloads, WholeModel):
         if self.aggregator is None:
             sums = TensorSum.of(total)
             return sums.means() if sums.weight else None
-        if not self._are_enough(len(total[WEIGHT]), round_index):
+        each = EACH.of(total)
+        if not self._are_enough(len(each[WEIGHT]), round_index):
             return None
-        return self.aggregator.aggregate(TENSORS.of(total), total[WEIGHT])
+        return self.aggregator.aggregate(TENSORS.of(each), each[WEIGHT])
 
     def _are_enough(self, clients: int, round_index: int) -> bool:
         """Return whether so many changes can be aggregated; clients that drop out may leave too few."""
@@ -262,21 +205,21 @@ class Averaging(SizesDownloads, WholeModel):
         del chunk, task
         return LocalTerms()
 
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
         """Train the whole model from x."""
-        return LocalCall(model_of(broadcast), chunk, task, self.terms(chunk, task))
+        return [LocalCall(model_of(broadcast), chunk, task, self.terms(chunk, task))]
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send y_u - x, and add up w_u (y_u - x), or keep each for the aggregator."""
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """Return the size of each client's upload, [C], which is that of x; None with a codec."""
+        return None if self.codec else dense_bits(model_of(broadcast), task, clients)
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return w_u (y_u - x), or w_u and y_u - x of each client for the aggregator."""
         del broadcast
-        received, uploads = send_tensors(chunk, task, updates, tensor_coding(Codec(self.codec)))
-        weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
-        if self.aggregator is None:
-            partial = TensorSum.weighted(received, weight).arrays()
-        else:
-            sent = np.flatnonzero(weight)
-            partial = {**TENSORS.add({name: values[sent] for name, values in received.items()}), WEIGHT: weight[sent]}
-        return chunk_result(chunk, updates, uploads, partial)
+        weight = tensor_weights(self.weights, task, chunk, arrived.delivered)
+        if self.aggregator is not None:
+            return Contribution(each={**TENSORS.add(arrived.tensors), WEIGHT: weight})
+        return Contribution(arrived.tensors, weight)
 
 
 logger = logging.getLogger(__name__)

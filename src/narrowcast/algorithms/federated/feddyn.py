@@ -12,21 +12,13 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.client.sums import TensorSum, Weights, refuse_weights, tensor_weights
-from narrowcast.algorithms.client.uploads import (
-    CONTROL,
-    PrefixedArrays,
-    chunk_result,
-    send_tensors,
-    tensor_coding,
-    where_client,
-    zeros_of_clients,
-)
-from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
+from narrowcast.algorithms.client.sums import TensorSum, Weights, refuse_weights
+from narrowcast.algorithms.client.uploads import CONTROL, PrefixedArrays, where_client, zeros_of_clients
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
 from narrowcast.platform.contracts import Task, Traits
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 
 _H = PrefixedArrays(SERVER_ONLY.name("h/"))
 
@@ -95,18 +87,13 @@ class FedDyn(Averaging):
         del task
         return LocalTerms(self.alpha, {name: -values for name, values in CONTROL.of(chunk.state).items()})
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send y_u - x, and move g_u by it as the server decodes it."""
-        del broadcast
-        received, uploads = send_tensors(chunk, task, updates, tensor_coding(Codec(self.codec)))
-        weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
-        state = {
-            CONTROL.name(name): where_client(
-                uploads.delivered, _like(before, before - self.alpha * received[name]), before
-            )
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return y_u - x, and g_u moved by it as the server decodes it."""
+        moved = {
+            name: where_client(arrived.delivered, _like(before, before - self.alpha * arrived.tensors[name]), before)
             for name, before in CONTROL.of(chunk.state).items()
         }
-        return chunk_result(chunk, updates, uploads, TensorSum.weighted(received, weight).arrays(), state=state)
+        return replace(super().contribution(broadcast, chunk, task, arrived), state=CONTROL.add(moved))
 
 
 def _like(before: Any, values: Any) -> Any:

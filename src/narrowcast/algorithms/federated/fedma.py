@@ -8,7 +8,7 @@ The arrays of FedMA's server and clients between rounds, and the networks that c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,17 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.client.uploads import (
-    PrefixedArrays,
-    Uploads,
-    chunk_result,
-    finite_clients,
-    where_client,
-    zeros_of_clients,
-)
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
+from narrowcast.algorithms.client.sums import EACH
+from narrowcast.algorithms.client.uploads import Message, PrefixedArrays, where_client, zeros_of_clients
 from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
-from narrowcast.algorithms.federated.fedavg import LocalThenUpload
 from narrowcast.algorithms.federated.submodel import class_counts_of
 from narrowcast.algorithms.federated.unit_matching import HeadWeights, Matching, joined_head
 from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task, Traits
@@ -39,7 +33,7 @@ from narrowcast.platform.models.hidden_units import (
     units_to_match,
 )
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
 
 MATCHING = PrefixedArrays("matching/")
 """The server state besides the last whole model."""
@@ -134,7 +128,7 @@ class MatchingState:
         return self.hidden.resized(self.hidden.counts_in(model)).take(model, units)
 
 
-class FedMA(LocalThenUpload):
+class FedMA(ClientPass):
     """A pass has a round for each layer, and at its end the global model is a new one, mostly wider than the clients'.
 
     In the first round of a pass clients train all layers and send the first. The server matches its units and sends
@@ -266,21 +260,17 @@ class FedMA(LocalThenUpload):
         sends = progress.takes_part(clients) & (task.data.examples[clients] > 0)
         return np.where(sends, dense_wire_bits(np.full(len(clients), n_values), dtype_of(like)), 0)
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Return what all clients sent, in the order of the clients."""
-        joined = {name: np.concatenate([partial[name] for partial in partials]) for name in partials[0]}
-        order = np.argsort(joined[CLIENTS])
-        return {name: values[order] for name, values in joined.items()}
-
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Match the layer, or average the last one; the layer is asked for again if no client delivered it."""
         del broadcast
-        clients, examples, progress = total[CLIENTS], total[EXAMPLES], MatchingState.of(server, self._hidden(task))
+        order = np.argsort(total[EACH.name(CLIENTS)])
+        each = {name: values[order] for name, values in EACH.of(total).items()}
+        clients, examples, progress = each[CLIENTS], each[EXAMPLES], MatchingState.of(server, self._hidden(task))
         if not len(clients):
             return server
-        sent = [{name: values[index] for name, values in SENT.of(total).items()} for index in range(len(clients))]
+        sent = [{name: values[index] for name, values in SENT.of(each).items()} for index in range(len(clients))]
         if progress.at_head:
-            head = joined_head(progress.names, sent, examples, total.get(CLASSES))
+            head = joined_head(progress.names, sent, examples, each.get(CLASSES))
             model = {**progress.layers, **head}
             after = replace(progress, layer=0, passes=progress.passes + 1, layers={})
             return {**{name: model[name] for name in self.final(server)}, **after.arrays()}
@@ -299,7 +289,7 @@ class FedMA(LocalThenUpload):
 
     # Client half
 
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
         """Return the training of the layers that are not matched yet; clients that sit out take no steps."""
         progress = MatchingState.of(broadcast, self._hidden(task))
         start, epochs = self._start(progress, broadcast, chunk, task), None
@@ -315,36 +305,38 @@ class FedMA(LocalThenUpload):
             epochs=epochs, start=start, frozen=progress.layers, rebuild=_joined if progress.layer else None
         )
         first = {name: values[0] for name, values in start.items()}
-        return LocalCall(first, chunk, replace(task, model=model, training=training), terms)
+        return [LocalCall(first, chunk, replace(task, model=model, training=training), terms)]
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train a chunk of clients, and send the layer."""
-        call = self.local_call(broadcast, chunk, task)
-        return self.upload(broadcast, chunk, task, call.task.training.train(call.server, chunk, call.task, call.terms))
-
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send the layer as it is after the training, and keep those above it."""
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send the layer as it is after the training, and with the last one a client's examples of each class."""
         progress = MatchingState.of(broadcast, self._hidden(task))
-        start = self._start(progress, broadcast, chunk, task)
-        trained = {name: start[name] + values for name, values in updates.changes.items()}
-        finite, bits = finite_clients(updates), self.upload_bits(broadcast, task, chunk.clients)
-        sends = (bits > 0) & chunk.affords(bits)
-        delivered = sends & finite & chunk.arrives()
+        trained = self._trained(progress, broadcast, chunk, task, updates)
+        tensors = {name: trained[name] for name in progress.names}
+        if progress.at_head and self.head == "classes":
+            tensors[CLASSES] = class_counts_of(task.data, chunk.clients).astype(dtype_of(tensors))
+        sends = progress.takes_part(chunk.clients) & (task.data.examples[chunk.clients] > 0)
+        return Message(tensors, sends=sends)
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return the layer of each client, which keeps those above it."""
+        progress = MatchingState.of(broadcast, self._hidden(task))
+        each = {CLIENTS: chunk.clients, EXAMPLES: task.data.examples[chunk.clients].astype(np.float64)}
+        each |= SENT.add({name: arrived.tensors[name] for name in progress.names})
+        if CLASSES in arrived.tensors:
+            each[CLASSES] = arrived.tensors[CLASSES].astype(np.float64)
         models = {name: chunk.state[OWN.name(name)] for name in progress.hidden.axes}
-        keeps = finite & progress.takes_part(chunk.clients)
-        for name, values in trained.items():
+        keeps = arrived.finite & progress.takes_part(chunk.clients)
+        for name, values in self._trained(progress, broadcast, chunk, task, arrived.updates).items():
             if name not in progress.names:
                 models[name] = where_client(keeps, values, models[name])
-        here = chunk.clients[delivered]
-        partial = {
-            CLIENTS: here,
-            EXAMPLES: task.data.examples[here].astype(np.float64),
-            **SENT.add({name: trained[name][delivered] for name in progress.names}),
-        }
-        if progress.at_head and self.head == "classes":
-            partial[CLASSES] = class_counts_of(task.data, here).astype(np.float64)
-        uploads = Uploads(np.where(sends, bits, 0), delivered, finite, {})
-        return chunk_result(chunk, updates, uploads, partial, state=OWN.add(models))
+        return Contribution(each=each, state=OWN.add(models))
+
+    def _trained(
+        self, progress: MatchingState, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates
+    ) -> dict[str, NDArray[Any]]:
+        """Return the parameters of each client after the training, [C, ...], of the layers that are not matched yet."""
+        start = self._start(progress, broadcast, chunk, task)
+        return {name: start[name] + values for name, values in updates.changes.items()}
 
     def _start(self, progress: MatchingState, broadcast: Arrays, chunk: Chunk, task: Task) -> dict[str, NDArray[Any]]:
         """Return the parameters from which each client trains, [C, ...], of the layers that are not matched yet."""

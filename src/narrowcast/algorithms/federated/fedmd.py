@@ -8,7 +8,6 @@ Clients with networks of their own: which client has which, and their parameters
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,15 +17,16 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from narrowcast.algorithms.client.sums import TensorSum, Weights, add_up, tensor_weights
-from narrowcast.algorithms.client.uploads import chunk_result, send_tensors, tensor_coding, zeros_of_clients
-from narrowcast.algorithms.codecs.chain import Codec, Stages, refuse_stateful
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
+from narrowcast.algorithms.client.sums import TensorSum, Weights, tensor_weights
+from narrowcast.algorithms.client.uploads import zeros_of_clients
+from narrowcast.algorithms.codecs.chain import refuse_stateful
 from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.federated.unit_slices import affordable_widths, multiplications
 from narrowcast.platform.config.kinds import kind_of
-from narrowcast.platform.contracts import Algorithm, Broadcast, Model, OwnModel, Task, Traits
+from narrowcast.platform.contracts import Broadcast, Model, OwnModel, Task, Traits
 from narrowcast.platform.data.public_set import held_by
 from narrowcast.platform.data.samples import Features, Labelled, Samples, by_name, rows_of_inputs
 from narrowcast.platform.errors import UserError
@@ -36,7 +36,7 @@ from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.modules import shapes_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 _SHARED = ("loss", "metrics", "dtype")
 _SAMPLES_AT_ONCE = 1000
@@ -151,7 +151,7 @@ PARAMETERS, STARTED = "own/parameters", "own/started"
 """A client's parameters [U, row_length], and whether it has trained, [U]."""
 
 
-class FedMD(Algorithm, BaseModel):
+class FedMD(ClientPass):
     """Clients send their networks' outputs for public samples, and are taught the mean of these by distillation.
 
     In a round from the second on, clients receive the mean outputs of the round before (the consensus), train on them
@@ -166,8 +166,6 @@ class FedMD(Algorithm, BaseModel):
     clients have digested the uploads of all rounds but the last. 2. optimisers are those of `training`; the code has
     Adam. 3. epochs of the first round are fixed numbers; the paper trains to convergence.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["fedmd"] = "fedmd"
     models: tuple[Annotated[Model, MODELS], ...] = Field((), description="networks of clients; []: model for all")
@@ -189,7 +187,6 @@ class FedMD(Algorithm, BaseModel):
     )
     digest_rate: float = Field(1.0, gt=0, description="factor of the learning rate on the consensus")
     weights: Weights = "equal"
-    codec: Stages = ()
 
     @property
     def traits(self) -> Traits:
@@ -272,10 +269,6 @@ class FedMD(Algorithm, BaseModel):
         work: FloatArray = networks.work(model)[self._assigned(task, clients)] * (1 + public / private)  # type: ignore[arg-type]
         return work
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums and weights."""
-        return add_up(partials)
-
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the mean outputs of this round; the previous ones if no client delivered."""
         del broadcast, task
@@ -290,8 +283,8 @@ class FedMD(Algorithm, BaseModel):
 
     # Client half
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train the networks of a chunk's clients, and send their outputs for the public samples of the round."""
+    def local_updates(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalUpdates]:
+        """Train the networks of a chunk's clients; return their outputs for the public samples of the round."""
         networks, n_clients = self._networks(task), len(chunk.clients)
         features = rows_of_inputs(task.data.public.features, self._rows(task, chunk.round_index))
         outputs = np.empty((n_clients, *broadcast[CONSENSUS].shape), broadcast[CONSENSUS].dtype)
@@ -303,11 +296,12 @@ class FedMD(Algorithm, BaseModel):
             outputs[positions] = networks.outputs(network, values, features)
             loss[positions], examples[positions], steps[positions] = trained.loss, trained.examples, trained.steps
         state = {PARAMETERS: parameters, STARTED: np.ones(n_clients, bool)}
-        updates = LocalUpdates({CONSENSUS: outputs}, state, loss, examples, steps)
-        began = time.perf_counter()
-        received, sent = send_tensors(chunk, task, updates, tensor_coding(Codec(self.codec)))
-        sums = TensorSum.weighted(received, tensor_weights(self.weights, task, chunk, sent.delivered))
-        return chunk_result(chunk, updates, sent, sums.arrays()).encoded_since(began)
+        return [LocalUpdates({CONSENSUS: outputs}, state, loss, examples, steps)]
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return the outputs, with the clients' weights in their mean."""
+        del broadcast
+        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk, arrived.delivered))
 
     def own_models(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[OwnModel]:
         """Return each client's network as it is after its last round; untrained if it had none."""

@@ -13,16 +13,15 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.client.sums import WEIGHT, SumLayout, TensorSum, tensor_weights
-from narrowcast.algorithms.client.uploads import chunk_result, tensor_coding
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.fairness import send_with_number, with_number
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
+from narrowcast.algorithms.client.sums import WEIGHT, SumLayout, tensor_weights
+from narrowcast.algorithms.client.uploads import COUNT_BITS, Message, with_bits
 from narrowcast.algorithms.federated.fedprox import Proximal
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalUpdates
 
 _STEPS = "steps"
 
@@ -74,18 +73,19 @@ class FedNova(Proximal):
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C], with its steps; None if only the training can tell."""
         bits = super().upload_bits(broadcast, task, clients)
-        return None if bits is None else with_number(bits)
+        return None if bits is None else with_bits(bits, COUNT_BITS)
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send y_u - x and tau_u, and add up w_u (y_u - x) / |a_u| and w_u |a_u|."""
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send y_u - x and tau_u."""
+        return replace(super().message(broadcast, chunk, task, updates), numbers={_STEPS: updates.steps})
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return w_u (y_u - x) / |a_u| and w_u |a_u|."""
         del broadcast
-        received, uploads = send_with_number(chunk, task, updates, tensor_coding(Codec(self.codec)))
-        weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
+        updates, weight = arrived.updates, tensor_weights(self.weights, task, chunk, arrived.delivered)
         rates = updates.mean_rates(task.training.learning_rate)[updates.steps > 0]
         norms = self._norms(task, updates.steps, float(rates.max(initial=0.0)))
-        total = TensorSum.weighted(received, weight / norms)
-        partial = {**replace(total, weight=np.array(weight.sum())).arrays(), _STEPS: np.array((weight * norms).sum())}
-        return chunk_result(chunk, updates, uploads, partial)
+        return Contribution(arrived.tensors, weight / norms, divisor=weight, sums={_STEPS: weight * norms})
 
     def _norms(self, task: Task, steps: IntArray, learning_rate: float) -> FloatArray:
         """Return |a_u| of each client, [C]: the change that a gradient of 1 in every step makes, in learning rates."""

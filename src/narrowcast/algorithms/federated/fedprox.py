@@ -5,6 +5,7 @@ Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 20
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -76,8 +77,8 @@ class FedProx(Proximal):
         """Return the layout of FedAvg; None if uploads are dropped, which a masked sum cannot do."""
         return None if self.drop_partial and self.partial_share else super().sum_layout(task, cohort)
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send y_u - x, and add up w_u (y_u - x), without the stragglers' if these are dropped."""
+    def send(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
+        """Send y_u - x as FedAvg does; that of stragglers counts as lost if it is dropped."""
         if self.drop_partial and self.partial_share:
             chunk = replace(chunk, lost=~chunk.arrives() | self.stragglers(chunk, task))
-        return super().upload(broadcast, chunk, task, updates)
+        return super().send(broadcast, chunk, task, updates)

@@ -12,7 +12,7 @@ their Table 4. Letters: r_g is the rank of the global update, r_u that of client
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -20,16 +20,14 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.channel.joint import RankLevelGrid, head_bits
-from narrowcast.algorithms.client.sums import (
-    SumLayout,
-    add_up,
-)
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
+from narrowcast.algorithms.client.sums import SumLayout
+from narrowcast.algorithms.client.uploads import Message
 from narrowcast.algorithms.codecs.chain import Codec, refuse_stateful
 from narrowcast.algorithms.federated.fedmf import check_rank, expected_rows, named_rows
 from narrowcast.algorithms.federated.low_rank_forms import LowRankSettings, NetworkForm, RowForm
 from narrowcast.algorithms.federated.shared_basis import (
     RANK_POLICIES,
-    LowRankForm,
     RankPolicy,
     UniformRank,
     UpdateSizes,
@@ -48,7 +46,7 @@ class LowRank(LowRankSettings, ABC):
     `download` clients are sent Q itself, as `CodedDownload` says, in place of the last round's mean of A.
     """
 
-    def form(self, arrays: Arrays) -> LowRankForm:
+    def form(self, arrays: Arrays) -> RowForm | NetworkForm:
         """Return the form for the model whose parameters are among `arrays`: a server state or a broadcast."""
         return RowForm(self) if ITEM_FACTORS in arrays else NetworkForm(self)
 
@@ -91,10 +89,6 @@ class LowRank(LowRankSettings, ABC):
         """Send A of the last round and the seed of B, lines 2 to 6; Q itself to a newcomer."""
         return self.form(server).broadcast(server, task, round_index)
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums."""
-        return add_up(partials)
-
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return A = mean of the clients' S_u A_u (line 11), and Q + A B, which every client computes too (line 4)."""
         del task, round_index
@@ -108,15 +102,23 @@ class LowRank(LowRankSettings, ABC):
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Choose r_u, draw S_u, train p_u and A_u, from A_u = 0 with Q + S_u A_u B, and send A_u: lines 6 to 9."""
-        return self.form(broadcast).train(broadcast, chunk, task)
+        form = self.form(broadcast)
+        return (
+            form.train(broadcast, chunk, task) if isinstance(form, RowForm) else super().train(broadcast, chunk, task)
+        )
 
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall] | None:
         """Return the local training of a network; None for matrix factorisation, which has a program of its own."""
-        return self.form(broadcast).local_call(broadcast, chunk, task)
+        form = self.form(broadcast)
+        return None if isinstance(form, RowForm) else [form.local_call(broadcast, chunk, task)]
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Send what the clients of a network trained."""
-        return self.form(broadcast).upload(broadcast, chunk, task, updates)
+        return NetworkForm(self).message(broadcast, chunk, task, updates)
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return what the clients of a network trained, by their examples."""
+        return NetworkForm(self).contribution(broadcast, chunk, task, arrived)
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout:
         """Return the layout of the sum of A."""

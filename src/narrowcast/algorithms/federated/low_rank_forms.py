@@ -10,7 +10,6 @@ B [r, d] is drawn from the round's seed and the weight's name, and r is `rank`, 
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,10 +20,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from narrowcast.algorithms.channel.joint import head_bits
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
 from narrowcast.algorithms.client.row_uploads import RowSending, float_bits, row_coding, train_and_send_rows
 from narrowcast.algorithms.client.sums import (
     COMPONENT_WEIGHTS,
@@ -41,7 +41,7 @@ from narrowcast.algorithms.client.sums import (
     row_sum_layout,
     tensor_weights,
 )
-from narrowcast.algorithms.client.uploads import BASIS, UPDATE, Columns, chunk_result, send_tensors, tensor_coding
+from narrowcast.algorithms.client.uploads import BASIS, UPDATE, Columns, Message
 from narrowcast.algorithms.codecs.chain import Codec, Stages
 from narrowcast.algorithms.codecs.low_rank import BasisKind, draw_basis
 from narrowcast.algorithms.codecs.messages import DensePayload, RowLayout, RowsPayload, dense_wire_bits
@@ -76,10 +76,9 @@ from narrowcast.platform.types import (
 _BASIS, _UPDATE, _CHANGED = "basis", "update", "changed_rows"
 
 
-class LowRankSettings(SizesDownloads, BaseModel, ABC):
+class LowRankSettings(SizesDownloads, ClientPass, ABC):
     """The hyper-parameters of CoLR and SCoLR, and the ranks that follow from them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     clients_choose_ranks: ClassVar[bool]
 
     kind: str
@@ -87,7 +86,6 @@ class LowRankSettings(SizesDownloads, BaseModel, ABC):
     basis: BasisKind = "orthonormal"
     aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
-    codec: Stages = ()
     downlink_codec: Stages = Field((), description="codec of the mean of A on its way to clients that follow")
     server_learning_rate: ServerLearningRate = 1.0
     download: Download = None
@@ -151,15 +149,6 @@ class RowForm:
         train = partial(cohort.train_components, item_factors, basis, components)
         result = train_and_send_rows(sending, cohort, components, train)
         return charge_requests(algorithm.download, cohort, result)
-
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
-        """Return None: rows are trained and summed by one program."""
-        del broadcast, chunk, task
-        return None
-
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Raise: `local_call` returns nothing to send."""
-        raise NotImplementedError("rows are trained and sent by train()")
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Return A = server_learning_rate * mean of the clients' A, as clients decode it, and Q + A B."""
@@ -280,13 +269,6 @@ class NetworkForm:
             update=update if round_index > 1 else None,
         )
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train r_u components of each A on each client with W and B frozen, and send them with the vectors."""
-        call = self.local_call(broadcast, chunk, task)
-        updates = task.training.train(call.server, chunk, task, call.terms)
-        began = time.perf_counter()
-        return self.upload(broadcast, chunk, task, updates).encoded_since(began)
-
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """Return the training of A from zero and of the vectors, with gradients times sqrt(r / d) for each A."""
         model = self.final(broadcast)
@@ -303,18 +285,20 @@ class NetworkForm:
         terms = LocalTerms(gains=gains, rebuild=FactoredWeights(tuple(factors.items())), frozen=frozen)
         return LocalCall(start, chunk, task, terms)
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send A and the vectors, and add them up by the clients' examples.
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send A, in the columns that each client trained, and the vectors."""
+        return Message(updates.changes, columns=self._columns(self.final(broadcast), chunk, task))
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return A and the vectors, by the clients' examples.
 
         Each component is divided by the examples of the clients that sent it, or of all clients (`weighted`).
         """
-        columns = self._columns(self.final(broadcast), chunk, task)
-        received, uploads = send_tensors(chunk, task, updates, tensor_coding(Codec(self.algorithm.codec)), columns)
-        weight = tensor_weights("examples", task, chunk, uploads.delivered)
-        total = TensorSum.weighted(received, weight)
+        weight, counts = tensor_weights("examples", task, chunk, arrived.delivered), {}
         if self.algorithm.aggregation != "weighted":
-            total = replace(total, component_weights={name: weight @ mask for name, mask in columns.masks.items()})
-        return chunk_result(chunk, updates, uploads, total.arrays())
+            masks = self._columns(self.final(broadcast), chunk, task).masks
+            counts = COMPONENT_WEIGHTS.add({name: weight[:, None] * mask for name, mask in masks.items()})
+        return Contribution(arrived.tensors, weight, sums=counts)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Return W + A B for each weight, with A = server_learning_rate * mean of the clients' A; vectors likewise.

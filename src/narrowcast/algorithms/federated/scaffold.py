@@ -6,34 +6,33 @@ Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Fed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from narrowcast.algorithms.client.sums import TensorSum, add_up, tensor_weights
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
+from narrowcast.algorithms.client.sums import TensorSum, tensor_weights
 from narrowcast.algorithms.client.uploads import (
     CONTROL,
-    chunk_result,
+    COUNT_BITS,
+    Message,
     init_codec_state,
-    send_tensors,
-    tensor_coding,
     where_client,
+    with_bits,
     zeros_of_clients,
 )
-from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.downloads import broadcast_all
-from narrowcast.algorithms.federated.fairness import send_with_number, with_number
-from narrowcast.algorithms.federated.fedavg import LocalThenUpload, ServerLearningRate, dense_bits
+from narrowcast.algorithms.federated.fedavg import ServerLearningRate, dense_bits
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 
-class Scaffold(LocalThenUpload):
+class Scaffold(ClientPass):
     """Local steps corrected by control variates of clients and server, so that clients with other data drift less.
 
     y -= lr (g(y) - c_u + c); x and c move by the mean changes. `control: update`, option II, sets c_u to
@@ -112,10 +111,6 @@ class Scaffold(LocalThenUpload):
         del task, round_index
         return broadcast_all(server)
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums."""
-        return add_up(partials)
-
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Move x by the cohort's mean change, and c by the mean change of c_u over all clients: lines 16 and 17."""
         del broadcast, task, round_index
@@ -137,36 +132,35 @@ class Scaffold(LocalThenUpload):
             return None
         if self._sends_control:
             return dense_bits(broadcast, task, clients)
-        return with_number(dense_bits(self.final(broadcast), task, clients))
+        return with_bits(dense_bits(self.final(broadcast), task, clients), COUNT_BITS)
 
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
         """Train from x with c - c_u added to every gradient: lines 7 to 10."""
         server_controls, controls = CONTROL.of(broadcast), CONTROL.of(chunk.state)
         corrections = {name: server_controls[name] - controls[name] for name in server_controls}
         terms = LocalTerms(correction=corrections, start_gradient=self.control == "gradient")
-        return LocalCall(self.final(broadcast), chunk, task, terms)
+        return [LocalCall(self.final(broadcast), chunk, task, terms)]
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send the change of y, and add it and that of c_u up; c_u moves by its change as the server knows it."""
-        coding = tensor_coding(Codec(self.codec))
-        if self._sends_control:
-            changes = {**updates.changes, **CONTROL.add(self._control_changes(broadcast, chunk, task, updates))}
-            received, uploads = send_tensors(chunk, task, replace(updates, changes=changes), coding)
-            controls: Arrays = CONTROL.of(received)
-        else:
-            received, uploads = send_with_number(chunk, task, updates, coding)
-            controls = self._control_changes(broadcast, chunk, task, replace(updates, changes=received))
-        weight = tensor_weights("equal", task, chunk, uploads.delivered)
-        moved = TensorSum.weighted({name: received[name] for name in updates.changes}, weight)
-        of_all = TensorSum.weighted(CONTROL.add(controls), weight / task.data.n_clients)
-        total = replace(moved, tensors={**moved.tensors, **of_all.tensors})
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send the change of y, with that of c_u or the number of steps, from which it follows."""
+        if not self._sends_control:
+            return Message(updates.changes, {"steps": updates.steps})
+        return Message({**updates.changes, **CONTROL.add(self._controls(broadcast, chunk, task, updates))})
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return the changes of y and of c_u, which moves as the server knows it."""
+        moved, sent = CONTROL.without(arrived.tensors), CONTROL.of(arrived.tensors)
+        if not self._sends_control:
+            sent = self._controls(broadcast, chunk, task, replace(arrived.updates, changes=moved))
+        weight = tensor_weights("equal", task, chunk, arrived.delivered)
+        of_all = dict.fromkeys(CONTROL.add(sent), weight / task.data.n_clients)
         state = {
-            name: where_client(uploads.delivered, before + controls[name], before)
+            name: where_client(arrived.delivered, before + sent[name], before)
             for name, before in CONTROL.of(chunk.state).items()
         }
-        return chunk_result(chunk, updates, uploads, total.arrays(), state=CONTROL.add(state))
+        return Contribution({**moved, **CONTROL.add(sent)}, weight, of_all, state=CONTROL.add(state))
 
-    def _control_changes(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Arrays:
+    def _controls(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> dict[str, NDArray[Any]]:
         """Return the change of each client's c_u, [C, ...]: line 12."""
         if self.control == "gradient":
             held = CONTROL.of(chunk.state)

@@ -1,7 +1,5 @@
 """Data that all parties of a round regenerate: the seed of the basis B, and the components that each client trains.
 
-The interface between CoLR and SCoLR and the two kinds of models whose changes they factorise.
-
 Rank policies: the choice of each SCoLR client's rank r_u in a round.
 """
 
@@ -13,19 +11,13 @@ from typing import Literal, Protocol
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.client.sums import SumLayout
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import Registry
-from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.seeds import generator, stream_keys, uniform_below, uniform_bits
 from narrowcast.platform.types import (
-    Arrays,
     BoolArray,
-    Chunk,
-    ChunkResult,
     FloatArray,
     IntArray,
-    LocalUpdates,
     Profiles,
 )
 
@@ -61,42 +53,6 @@ class UpdateSizes:
     values: FloatArray
     head_bits: FloatArray
     rows: FloatArray | None = None
-
-
-class LowRankForm(Protocol):
-    """Low-rank changes A B of the parameters of one kind of model, for both halves of CoLR and SCoLR."""
-
-    def init(self, model: Arrays) -> Arrays:
-        """Return the server state: the model's parameters, and A = 0 of the round before the first."""
-        ...
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Return the parameters and the basis of the round; A of the last one for clients that hold the rest."""
-        ...
-
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train a chunk's clients on the components that they chose, and send these."""
-        ...
-
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
-        """Return the local training that `train` begins with; None if it has a program of its own."""
-        ...
-
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send what the clients trained: the rest of `train`."""
-        ...
-
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Return the next server state: the mean of A over the clients, and the parameters moved by A B."""
-        ...
-
-    def final(self, server: Arrays) -> Arrays:
-        """Return the model's parameters."""
-        ...
-
-    def sum_layout(self, task: Task, cohort: int) -> SumLayout:
-        """Return the layout of the sum of A."""
-        ...
 
 
 class RankPolicy(Protocol):

@@ -11,7 +11,6 @@ The clients of a chunk that train one slice of the model, and the terms of their
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +18,12 @@ from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from narrowcast.algorithms.client.sums import TENSORS, TensorSum, Weights, add_up, tensor_weights
-from narrowcast.algorithms.client.uploads import chunk_result, send_tensors, tensor_coding
-from narrowcast.algorithms.codecs.chain import Codec, Stages, refuse_stateful
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
+from narrowcast.algorithms.client.sums import TENSORS, TensorSum, Weights, tensor_weights
+from narrowcast.algorithms.client.uploads import chunk_result
+from narrowcast.algorithms.codecs.chain import refuse_stateful
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.downloads import DOWNLOAD, broadcast_all
@@ -40,7 +40,7 @@ from narrowcast.algorithms.federated.unit_slices import (
     joined_uploads,
     relative_work,
 )
-from narrowcast.platform.contracts import Algorithm, Broadcast, Downloads, LocalCall, Recipients, Task, Traits
+from narrowcast.platform.contracts import Broadcast, Downloads, LocalCall, Recipients, Task, Traits
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HasHiddenUnits, HiddenUnits, Units, check_all_trained
@@ -133,7 +133,7 @@ def _rebuild(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Mapping[s
 _ROUND = DOWNLOAD.name("round")
 
 
-class Submodel(Algorithm, BaseModel):
+class Submodel(ClientPass):
     """Clients train slices of the hidden units, and each entry moves by the mean of those that sent it.
 
     x += server_learning_rate * sum w_u (y_u - x) / sum w_u, entry by entry, over the clients whose slice has the entry
@@ -151,8 +151,6 @@ class Submodel(Algorithm, BaseModel):
     without running statistics. 4. IST has as many clients as slices, all of which take part; here clients that are not
     sampled leave their arcs untrained in that round, and widths that add up to more than 1 overlap.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["submodel"] = "submodel"
     widths: tuple[Width, ...] = Field(
@@ -187,7 +185,6 @@ class Submodel(Algorithm, BaseModel):
         "are averaged over the other clients alone (HeteroFL, section 3)",
     )
     server_learning_rate: ServerLearningRate = 1.0
-    codec: Stages = ()
 
     @model_validator(mode="after")
     def _links_have_a_time(self) -> Self:
@@ -274,10 +271,6 @@ class Submodel(Algorithm, BaseModel):
         """Return the multiplications of each client's slice, relative to those of the model, [C]."""
         return self._work(task)[self._widths(broadcast, task, clients)]
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums, and the weights of their entries."""
-        return add_up(partials)
-
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x with each entry moved by its mean change."""
         del broadcast, round_index
@@ -307,31 +300,28 @@ class Submodel(Algorithm, BaseModel):
 
     # Client half
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train the slices of a chunk's clients, and send what they learnt."""
-        calls = self.local_calls(broadcast, chunk, task)
-        updates = task.training.train_together(calls)
-        began = time.perf_counter()
-        return self.upload_parts(broadcast, chunk, task, updates).encoded_since(began)
-
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
         """Return the training of each slice, from the model's entries, for the clients that share it."""
         model = self.final(broadcast)
         return [part.call(model, chunk, task, scaler=self.scaler) for part in self._parts(broadcast, chunk, task)]
 
-    def upload_parts(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return w_u (y_u - x) of the clients of one slice."""
+        del broadcast
+        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk, arrived.delivered))
+
+    def send(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
         """Send y_u - x of each slice, and add up w_u (y_u - x) and w_u entry by entry."""
-        parts, coding, uploads = self._parts(broadcast, chunk, task), tensor_coding(Codec(self.codec)), []
+        parts, uploads = self._parts(broadcast, chunk, task), []
         model, in_all = self.final(broadcast), np.zeros(())
         total: dict[str, NDArray[Any]] = {name: np.zeros_like(values) for name, values in model.items()}
         weights = {name: np.zeros(values.shape) for name, values in model.items()}
         for part, trained in zip(parts, updates, strict=True):
-            clients = chunk.take(part.positions)
-            received, sent = send_tensors(clients, task, trained, coding)
-            contribution = TensorSum.weighted(received, tensor_weights(self.weights, task, clients, sent.delivered))
-            part.add(total, weights, contribution.tensors, float(contribution.weight))
+            contribution, sent = self.contributed(broadcast, chunk.take(part.positions), task, trained)
+            of_slice = TensorSum.of(contribution.partial(sent.delivered))
+            part.add(total, weights, of_slice.tensors, float(of_slice.weight))
             uploads.append(sent)
-            in_all += contribution.weight
+            in_all += of_slice.weight
         positions, sums = [part.positions for part in parts], TensorSum(total, in_all, weights).arrays()
         return chunk_result(chunk, joined_updates(positions, updates), joined_uploads(positions, uploads), sums)
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,38 +39,21 @@ from narrowcast.platform.types import (
     ClientLedger,
     FloatArray,
     IntArray,
-    LocalUpdates,
     PayloadError,
 )
 
 
-def train_each(algorithm: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
+def train_each(algorithm: Algorithm, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
     """Return the plain result of each client alone, in the order of the chunk.
 
     Budgets, losses and keys concern the protected upload: the plain algorithm sees none of them.
     """
     chunk = replace(chunk, budget_bits=None, lost=None, relayed=None, secrets={})
-    alone = [chunk.take(np.array([index])) for index in range(len(chunk.clients))]
-    if (call := algorithm.local_call(broadcast, chunk, task)) is not None:
-        updates = task.training.train(call.server, chunk, task, call.terms)
-        return [
-            algorithm.upload(broadcast, part, task, _updates_of(updates, index)) for index, part in enumerate(alone)
-        ]
-    return [algorithm.train(broadcast, part, task) for part in alone]
-
-
-def _updates_of(updates: LocalUpdates, index: int) -> LocalUpdates:
-    only = slice(index, index + 1)
-    return LocalUpdates(
-        changes={name: values[only] for name, values in updates.changes.items()},
-        state={name: values[only] for name, values in updates.state.items()},
-        loss=updates.loss[only],
-        examples=updates.examples[only],
-        steps=updates.steps[only],
-        start_loss=None if updates.start_loss is None else updates.start_loss[only],
-        slots={name: values[only] for name, values in updates.slots.items()},
-        rate_sum=None if updates.rate_sum is None else updates.rate_sum[only],
-    )
+    places = np.arange(len(chunk.clients))[:, None]
+    if algorithm.local_calls(broadcast, chunk, task) is None:
+        return [algorithm.train(broadcast, chunk.take(place), task) for place in places]
+    (updates,) = algorithm.local_updates(broadcast, chunk, task)
+    return [algorithm.send(broadcast, chunk.take(place), task, [updates.take(place)]) for place in places]
 
 
 logger = logging.getLogger(__name__)

@@ -209,7 +209,7 @@ class _ChunkCall:
         if updates is None:
             result = self.run.algorithm.train(self.broadcast, self.chunk, self.run.task)
         else:
-            result = self.run.algorithm.upload_parts(self.broadcast, self.chunk, self.run.task, updates)
+            result = self.run.algorithm.send(self.broadcast, self.chunk, self.run.task, updates)
         return replace(result, seconds=time.perf_counter() - began)
 
 

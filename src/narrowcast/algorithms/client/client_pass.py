@@ -1,0 +1,124 @@
+"""The clients' half of a round, written once: train, send within the budget, weigh, add up, account.
+
+A method says what is its own: which local training (`local_calls`), what clients send of it (`message`), and what each
+client adds to the round's sums and keeps (`contribution`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from narrowcast.algorithms.client.sums import EACH, WEIGHT, TensorSum, add_up
+from narrowcast.algorithms.client.uploads import (
+    Message,
+    TensorCoding,
+    Uploads,
+    chunk_result,
+    finite_clients,
+    send_tensors,
+    tensor_coding,
+)
+from narrowcast.algorithms.codecs.chain import Codec, Stages
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, LocalUpdates
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What the clients of a chunk have learnt, `updates`, and what the server has of their messages.
+
+    Shapes: tensors [C, ...] as the server decodes them and numbers [C], of clients that delivered; delivered [C], whose
+    messages arrived and count; finite [C], whose training stayed finite.
+    """
+
+    updates: LocalUpdates
+    tensors: Arrays
+    numbers: Arrays
+    delivered: BoolArray
+    finite: BoolArray
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What each client of a chunk adds to the sums of the round, and what it keeps.
+
+    Shapes: tensors [C, ...] are added up with `weight` [C], or those that `weights` names with a weight [C] of their
+    own; clients of weight 0 may hold anything. divisor [C] is what the server divides by, None for the weight; sums
+    [C, ...] are added up as they are; each [C, ...] is not added up: the server is given the rows of the clients that
+    delivered. state [C, ...] is the clients' next state, besides what they learnt for themselves.
+    """
+
+    tensors: Arrays = field(default_factory=dict)
+    weight: FloatArray | None = None
+    weights: Mapping[str, FloatArray] = field(default_factory=dict)
+    divisor: FloatArray | None = None
+    sums: Arrays = field(default_factory=dict)
+    each: Arrays = field(default_factory=dict)
+    state: Arrays = field(default_factory=dict)
+
+    def partial(self, delivered: BoolArray) -> Arrays:
+        """Return the partial sum of the chunk, of whose clients some delivered, [C]."""
+        partial = {
+            **{name: np.asarray(values.sum(axis=0)) for name, values in self.sums.items()},
+            **EACH.add({name: values[delivered] for name, values in self.each.items()}),
+        }
+        if self.weight is None:
+            return partial
+        shared = {name: values for name, values in self.tensors.items() if name not in self.weights}
+        total = TensorSum.weighted(shared, self.weight)
+        own = {
+            name: TensorSum.weighted({name: self.tensors[name]}, weight).tensors[name]
+            for name, weight in self.weights.items()
+        }
+        total = replace(total, tensors={**total.tensors, **own})
+        counted = self.weight if self.divisor is None else self.divisor
+        return {**total.arrays(), WEIGHT: np.array(counted.sum()), **partial}
+
+
+class ClientPass(Algorithm, BaseModel, ABC):
+    """An algorithm whose clients train, send tensors and numbers, and are added up.
+
+    A subclass overrides `local_calls` and `contribution`, and `message` if clients send other than their changes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    codec: Stages = ()
+
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Return what the clients of a chunk send: their changes."""
+        del broadcast, chunk, task
+        return Message(updates.changes)
+
+    def coding(self) -> TensorCoding:
+        """Return how tensors are coded: through `codec`, or as they are."""
+        return tensor_coding(Codec(self.codec))
+
+    @abstractmethod
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return what each client adds to the sums if its message arrived, and what it keeps."""
+
+    def send(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
+        """Send each client's message within its budget, add up what arrives, and account for it."""
+        (trained,) = updates
+        contribution, uploads = self.contributed(broadcast, chunk, task, trained)
+        return chunk_result(chunk, trained, uploads, contribution.partial(uploads.delivered), state=contribution.state)
+
+    def contributed(
+        self, broadcast: Arrays, chunk: Chunk, task: Task, trained: LocalUpdates
+    ) -> tuple[Contribution, Uploads]:
+        """Send the messages of clients that one call trained; return their contributions, and what was sent."""
+        message = self.message(broadcast, chunk, task, trained)
+        finite = finite_clients(trained, message.tensors)
+        received, uploads = send_tensors(chunk, task, message, self.coding(), finite)
+        arrived = Arrived(trained, received, message.numbers, uploads.delivered, uploads.finite)
+        return self.contribution(broadcast, chunk, task, arrived), uploads
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Return the sum of the chunks' partial sums."""
+        return add_up(partials)
