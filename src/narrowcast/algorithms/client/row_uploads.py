@@ -130,34 +130,39 @@ TrainRows = Callable[[NDArray[np.float32], bool], FusedResult]
 
 
 @dataclass(frozen=True)
-class RowSending:
-    """Settings with which an algorithm's clients send rows; in float32 if the codec has no stages."""
+class RowCall:
+    """The training of a chunk's clients on the rows of Q that they touch, and the upload of the rows.
 
-    aggregation: Aggregation
-    layout: RowLayout
+    `columns` [C, k] are those that each client trains and sends. Rows go in float32 if the codec has no stages. With
+    `some_rows` the wire may omit rows: they come back as NaN and are not averaged.
+    """
+
+    cohort: RowCohort
+    columns: BoolArray
+    train: TrainRows
     coding: RowCoding
     some_rows: bool = False
-    """The wire may omit rows: they come back as NaN and are not averaged."""
 
 
-def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArray, train: TrainRows) -> ChunkResult:
-    """Train a chunk's clients and send their rows, each in its own columns [C, k].
+def train_and_send_rows(call: RowCall, aggregation: Aggregation, layout: RowLayout) -> ChunkResult:
+    """Train a chunk's clients and send their rows, each in its own columns.
 
     In float32 the size of an upload is known before the training, which then adds up the changes of the clients whose
     uploads will arrive and keeps none of them. Through a codec the changes are kept, sent and decoded one by one.
     """
+    cohort, columns, train = call.cohort, call.columns, call.train
     chunk, task, samples = cohort.chunk, cohort.task, cohort.samples
     ranks = columns.sum(axis=1)
-    weights = row_weights(sending.aggregation, task, chunk, ranks)
-    if sending.coding.codec.stages:
+    weights = row_weights(aggregation, task, chunk, ranks)
+    if call.coding.codec.stages:
         result = train(weights, True)
         began = time.perf_counter()
         assert result.row_changes is not None, "they were to be kept"
         finite = result.finite[cohort.positions]
         view = RowView(cohort, result.row_changes, columns, finite)
-        uploads = send_each(chunk, task, sending.coding, view)
+        uploads = send_each(chunk, task, call.coding, view)
         delivered = uploads.delivered[samples.order]
-        counted = np.isfinite(view.received[:, :1]) if sending.some_rows else None
+        counted = np.isfinite(view.received[:, :1]) if call.some_rows else None
         if counted is not None:
             view.received[~counted[:, 0]] = 0
         total, touched = sum_rows(
@@ -172,7 +177,7 @@ def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArr
             )
             touched = counts[:, 0].astype(np.float64)
     else:
-        bits = float_bits(cohort, ranks, sending.aggregation, sending.layout)
+        bits = float_bits(cohort, ranks, aggregation, layout)
         sends = (ranks > 0) & chunk.affords(bits)
         arrives = sends & chunk.arrives()
         result = train(weights * arrives, False)
@@ -180,11 +185,11 @@ def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArr
         finite = result.finite[cohort.positions]
         uploads = Uploads(bits * sends, finite & arrives, finite, {}, ranks)
         total, touched = result.total, result.touched
-    weight = _divisor(sending.aggregation, cohort, columns, uploads.delivered, touched)
+    weight = _divisor(aggregation, cohort, columns, uploads.delivered, touched)
     updates = _local_updates(cohort, result)
     done = chunk_result(chunk, updates, uploads, RowSum(total, weight).arrays()).encoded_since(began)
     whole = np.full(len(columns), result.user_factors.shape[1])
-    return replace(done, touched_bits=int(float_bits(cohort, whole, sending.aggregation, "touched").sum()))
+    return replace(done, touched_bits=int(float_bits(cohort, whole, aggregation, "touched").sum()))
 
 
 def float_bits(cohort: RowCohort, ranks: IntArray, aggregation: Aggregation, layout: RowLayout) -> IntArray:

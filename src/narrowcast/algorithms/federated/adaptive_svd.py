@@ -22,12 +22,12 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.channel.curves import DistortionCurves
 from narrowcast.algorithms.channel.joint import STEPS, RankLevelGrid, bits_per_value, head_bits, symbol_bits
-from narrowcast.algorithms.client.row_uploads import Rows, RowSending, train_and_send_rows
-from narrowcast.algorithms.client.sums import RowSum, add_up
+from narrowcast.algorithms.client.row_uploads import RowCall, Rows
+from narrowcast.algorithms.client.sums import RowSum
 from narrowcast.algorithms.client.uploads import Coding, Sent
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate, Stage, Stages, refuse_stateful
@@ -35,15 +35,20 @@ from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.low_rank import truncated_svd
 from narrowcast.algorithms.codecs.messages import RowsPayload, RowUpdate, decode_rows, encode_rows
 from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.algorithms.federated.downloads import Download, SizesDownloads, charge_requests, reserve_request_header
-from narrowcast.algorithms.federated.fedavg import ServerLearningRate
-from narrowcast.algorithms.federated.fedmf import check_rank, expected_rows, named_rows, only_factorisation
+from narrowcast.algorithms.federated.fedmf import (
+    RowAveraging,
+    check_rank,
+    expected_rows,
+    named_rows,
+    only_factorisation,
+    whole_rows,
+)
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.platform.contracts import Broadcast, RateDistortion, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
+from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 RowChoice = Literal["all", "strongest", "random"]
 _SHARES = np.linspace(0.1, 0.9, 9)
@@ -110,7 +115,7 @@ NORM_BITS = 32.0  # two bfloat16 norms for a column: of the rows, and of the dir
 SHARED_NORM_BITS = 48.0  # with shared negatives three: of the likely rows, of the others, and of the directions
 
 
-class AdaptiveSVD(SizesDownloads, BaseModel):
+class AdaptiveSVD(RowAveraging):
     """Clients train whole rows of Q, and send the truncated SVD of their change; the server adds the mean.
 
     `rank` bounds the directions that a client sends. Without a budget a client sends that many, at the codec's own
@@ -119,8 +124,6 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
     which `min_error` needs.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["adaptive_svd"] = "adaptive_svd"
     rank: int = Field(8, ge=1, description="most directions that a client sends; at most model.embedding_dim")
     aggregation: Literal["per_item_mean", "weighted"] = Field(
@@ -128,8 +131,6 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
     )
     codec: Stages = DEFAULT_CODEC
     adapted: bool = Field(True, description="choose rank and levels for a client's budget, if it has one")
-    server_learning_rate: ServerLearningRate = 1.0
-    download: Download = None
     row_choice: RowChoice = Field(
         "all", description="rows that a client sends if its budget does not carry all of them"
     )
@@ -189,10 +190,6 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
         update = RowsPayload(n_items, changed, np.asarray(server[_UPDATE])[changed], "touched", mask=False)
         return Broadcast({ITEM_FACTORS: item_factors}, full, update if round_index > 1 else None)
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums."""
-        return add_up(partials)
-
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return Q plus the mean of the decoded changes, at the server's learning rate."""
         del task, round_index
@@ -208,20 +205,13 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
 
     # Client half
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train p_u and the rows of Q that the chunk's clients touch, and send each change in its own directions."""
-        cohort = RowCohort.draw(reserve_request_header(self.download, chunk), task)
-        item_factors = np.asarray(broadcast[ITEM_FACTORS])
-        every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
-        coding = Coding(
-            Codec(self.codec),
-            partial(
-                send_directions, self.rank, adapted=self.adapted, choice=self.row_choice, most_error=self.most_error
-            ),
+    def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
+        """Train whole rows, and send each change in its own directions."""
+        wire = partial(
+            send_directions, self.rank, adapted=self.adapted, choice=self.row_choice, most_error=self.most_error
         )
-        sending = RowSending(self.aggregation, "touched", coding, some_rows=self.row_choice != "all")
-        result = train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
-        return charge_requests(self.download, cohort, result)
+        coding, some_rows = Coding(Codec(self.codec), wire), self.row_choice != "all"
+        return whole_rows(broadcast, cohort, coding, some_rows=some_rows)
 
     # What the channel is told before a round
 

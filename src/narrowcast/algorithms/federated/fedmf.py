@@ -8,6 +8,7 @@ Checks of algorithms that train rows of the item matrix, and the rows that a cli
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.client.row_uploads import RowSending, row_coding, train_and_send_rows
+from narrowcast.algorithms.client.row_uploads import RowCall, RowCoding, row_coding, train_and_send_rows
 from narrowcast.algorithms.client.sums import Aggregation, RowSum, SumLayout, add_up, row_sum_layout
 from narrowcast.algorithms.client.uploads import init_codec_state
 from narrowcast.algorithms.codecs.chain import Codec, Stages
@@ -68,10 +69,47 @@ def named_rows(task: Task, cohort: IntArray) -> FloatArray:
     return expected_rows(task, cohort)
 
 
+class RowAveraging(SizesDownloads, BaseModel, ABC):
+    """An algorithm whose clients train the rows of Q that they touch, and send their changes; the server adds means."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    aggregation: Aggregation = "per_item_mean"
+    codec: Stages = ()
+    server_learning_rate: ServerLearningRate = 1.0
+    download: Download = None
+
+    @property
+    def row_layout(self) -> RowLayout:
+        """Whether clients send the rows that they touch, or all: their field `rows`."""
+        return "touched"
+
+    @abstractmethod
+    def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
+        """Return the training of the clients, and how their rows are sent."""
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train p_u and the rows of Q that the chunk's clients touch, and send the changes of the rows."""
+        cohort = RowCohort.draw(reserve_request_header(self.download, chunk), task)
+        result = train_and_send_rows(self.row_call(broadcast, cohort), self.aggregation, self.row_layout)
+        return charge_requests(self.download, cohort, result)
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Return the sum of the chunks' partial sums."""
+        return add_up(partials)
+
+
+def whole_rows(broadcast: Arrays, cohort: RowCohort, coding: RowCoding, *, some_rows: bool = False) -> RowCall:
+    """Return the training of all columns of the rows."""
+    item_factors = np.asarray(broadcast[ITEM_FACTORS])
+    columns = np.ones((len(cohort.chunk.clients), item_factors.shape[1]), dtype=bool)
+    return RowCall(cohort, columns, partial(cohort.train_rows, item_factors), coding, some_rows)
+
+
 _CHANGED = "changed_rows"
 
 
-class FedMF(SizesDownloads, BaseModel):
+class FedMF(RowAveraging):
     """Federated averaging of item factors: each client trains and sends the rows of Q that it touches.
 
     The server adds the mean change of each row.
@@ -85,15 +123,14 @@ class FedMF(SizesDownloads, BaseModel):
     `weighted`. 2. `rows: touched` sends only the changed rows; `all` sends zeros too, as the paper counts.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["fedmf"] = "fedmf"
-    aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
-    codec: Stages = ()
-    server_learning_rate: ServerLearningRate = 1.0
     downlink_codec: Stages = Field((), description="chain of codec stages for the server's update")
-    download: Download = None
+
+    @property
+    def row_layout(self) -> RowLayout:
+        """The field `rows`."""
+        return self.rows
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than matrix factorisation, and for whole matrices in stateful codecs."""
@@ -145,10 +182,6 @@ class FedMF(SizesDownloads, BaseModel):
         arrays = {ITEM_FACTORS: item_factors, **self._coded_change.broadcast(task.seed, round_index)}
         return Broadcast(arrays, full, update if round_index > 1 else None)
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums."""
-        return add_up(partials)
-
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return Q plus the mean change, or plus its decoded downlink coding, at the server's learning rate.
 
@@ -176,11 +209,6 @@ class FedMF(SizesDownloads, BaseModel):
 
     # Client half
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train p_u and the rows of Q that the chunk's clients touch, and send the changes of the rows."""
-        cohort = RowCohort.draw(reserve_request_header(self.download, chunk), task)
-        item_factors = np.asarray(broadcast[ITEM_FACTORS])
-        every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
-        sending = RowSending(self.aggregation, self.rows, row_coding(Codec(self.codec), self.rows))
-        result = train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
-        return charge_requests(self.download, cohort, result)
+    def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
+        """Train and send whole rows."""
+        return whole_rows(broadcast, cohort, row_coding(Codec(self.codec), self.rows))

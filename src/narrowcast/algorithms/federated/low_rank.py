@@ -20,11 +20,12 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.channel.joint import RankLevelGrid, head_bits
-from narrowcast.algorithms.client.client_pass import Arrived, Contribution
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
+from narrowcast.algorithms.client.row_uploads import RowCall
 from narrowcast.algorithms.client.sums import SumLayout
 from narrowcast.algorithms.client.uploads import Message
 from narrowcast.algorithms.codecs.chain import Codec, refuse_stateful
-from narrowcast.algorithms.federated.fedmf import check_rank, expected_rows, named_rows
+from narrowcast.algorithms.federated.fedmf import RowAveraging, check_rank, expected_rows, named_rows
 from narrowcast.algorithms.federated.low_rank_forms import LowRankSettings, NetworkForm, RowForm
 from narrowcast.algorithms.federated.shared_basis import (
     RANK_POLICIES,
@@ -32,6 +33,7 @@ from narrowcast.algorithms.federated.shared_basis import (
     UniformRank,
     UpdateSizes,
 )
+from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task, Traits
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
@@ -102,10 +104,12 @@ class LowRank(LowRankSettings, ABC):
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Choose r_u, draw S_u, train p_u and A_u, from A_u = 0 with Q + S_u A_u B, and send A_u: lines 6 to 9."""
-        form = self.form(broadcast)
-        return (
-            form.train(broadcast, chunk, task) if isinstance(form, RowForm) else super().train(broadcast, chunk, task)
-        )
+        rows = isinstance(self.form(broadcast), RowForm)
+        return (RowAveraging if rows else ClientPass).train(self, broadcast, chunk, task)
+
+    def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
+        """Return the training of components of A on the rows of Q."""
+        return RowForm(self).row_call(broadcast, cohort)
 
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall] | None:
         """Return the local training of a network; None for matrix factorisation, which has a program of its own."""

@@ -25,13 +25,12 @@ from torch import Tensor
 
 from narrowcast.algorithms.channel.joint import head_bits
 from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
-from narrowcast.algorithms.client.row_uploads import RowSending, float_bits, row_coding, train_and_send_rows
+from narrowcast.algorithms.client.row_uploads import RowCall, float_bits, row_coding
 from narrowcast.algorithms.client.sums import (
     COMPONENT_WEIGHTS,
     ROWS,
     TENSORS,
     WEIGHT,
-    Aggregation,
     MaskGroup,
     RowSum,
     SumBlock,
@@ -48,12 +47,8 @@ from narrowcast.algorithms.codecs.messages import DensePayload, RowLayout, RowsP
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.downloads import (
     CodedChange,
-    Download,
-    SizesDownloads,
-    charge_requests,
-    reserve_request_header,
 )
-from narrowcast.algorithms.federated.fedavg import ServerLearningRate
+from narrowcast.algorithms.federated.fedmf import RowAveraging
 from narrowcast.algorithms.federated.shared_basis import (
     UpdateSizes,
     basis_seed,
@@ -66,7 +61,6 @@ from narrowcast.platform.types import (
     Arrays,
     BoolArray,
     Chunk,
-    ChunkResult,
     IntArray,
     LocalTerms,
     LocalUpdates,
@@ -76,7 +70,7 @@ from narrowcast.platform.types import (
 _BASIS, _UPDATE, _CHANGED = "basis", "update", "changed_rows"
 
 
-class LowRankSettings(SizesDownloads, ClientPass, ABC):
+class LowRankSettings(RowAveraging, ClientPass, ABC):
     """The hyper-parameters of CoLR and SCoLR, and the ranks that follow from them."""
 
     clients_choose_ranks: ClassVar[bool]
@@ -84,11 +78,13 @@ class LowRankSettings(SizesDownloads, ClientPass, ABC):
     kind: str
     rank: int = Field(4, ge=1, description="rank of the global update; at most model.embedding_dim")
     basis: BasisKind = "orthonormal"
-    aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
     downlink_codec: Stages = Field((), description="codec of the mean of A on its way to clients that follow")
-    server_learning_rate: ServerLearningRate = 1.0
-    download: Download = None
+
+    @property
+    def row_layout(self) -> RowLayout:
+        """The field `rows`."""
+        return self.rows
 
     @abstractmethod
     def choose_ranks(
@@ -137,18 +133,14 @@ class RowForm:
             update=update if round_index > 1 else None,
         )
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+    def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
         """Train r_u components of A on each client with Q and B frozen, and send them."""
-        algorithm = self.algorithm
-        cohort = RowCohort.draw(reserve_request_header(algorithm.download, chunk), task)
-        ranks, levels = algorithm.choose_ranks(partial(self._sizes, cohort), cohort.chunk, task)
+        algorithm, chunk, task = self.algorithm, cohort.chunk, cohort.task
+        ranks, levels = algorithm.choose_ranks(partial(self._sizes, cohort), chunk, task)
         components = draw_components(ranks, algorithm.rank, chunk.clients, task.seed, chunk.round_index)
         coding = row_coding(Codec(algorithm.codec), algorithm.rows, levels)
-        sending = RowSending(algorithm.aggregation, algorithm.rows, coding)
         item_factors, basis = np.asarray(broadcast[ITEM_FACTORS]), np.asarray(broadcast[_BASIS])
-        train = partial(cohort.train_components, item_factors, basis, components)
-        result = train_and_send_rows(sending, cohort, components, train)
-        return charge_requests(algorithm.download, cohort, result)
+        return RowCall(cohort, components, partial(cohort.train_components, item_factors, basis, components), coding)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Return A = server_learning_rate * mean of the clients' A, as clients decode it, and Q + A B."""
