@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from narrowcast.platform.models.hidden_units import units_to_match
 from narrowcast.studies.execution import Planned, light_run
 from narrowcast.studies.results import append, read_rows
 from narrowcast_papers.fedma import bias as fedma_bias
@@ -90,7 +89,7 @@ def test_methods_of_a_network_have_equal_tries_and_rounds(name: str, tmp_path: P
         rounds = {cell.method: cell.test([{"final": {}}]).configured(0, "run").rounds for cell in setting.cells}
         assert {count for method, count in rounds.items() if method != ENSEMBLE} == {setting.passes * setting.layers}
     experiment = settings[0].cells[0].tuning(0.03).configured(0, "run")
-    layers = units_to_match(experiment.model, experiment.data_source.load()).counts
+    layers = experiment.model.matched_units(experiment.data_source.load()).counts
     assert {setting.layers for setting in settings} == {len(layers) + 1}
     verdicts, files = study(name).finish(queue.rows, tmp_path / name)
     rows = [(len(setting.methods) - (ENSEMBLE in setting.methods)) * setting.passes for setting in settings]

@@ -28,8 +28,10 @@ from optuna.pruners import BasePruner, ThresholdPruner
 from optuna.samplers import BaseSampler, RandomSampler
 from pydantic import BaseModel, ConfigDict
 
+from narrowcast.extend import Pruner, Sampler
 
-class Draws(BaseModel):
+
+class Draws(Sampler, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["draws"] = "draws"
 
@@ -37,7 +39,7 @@ class Draws(BaseModel):
         return RandomSampler(seed=seed)
 
 
-class Stops(BaseModel):
+class Stops(Pruner, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["stops"] = "stops"
     at_least: float = 0.0

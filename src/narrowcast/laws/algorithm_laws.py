@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from narrowcast.algorithms.local_training.ratings import AlternatingGradient, RatingSGD
 from narrowcast.laws.law import require
-from narrowcast.laws.model_laws import dtype_of
 from narrowcast.laws.small_tasks import (
     N_CLIENTS,
     PLAN,
@@ -207,7 +206,7 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     check_final(case.algorithm, case.task.initial_parameters(), state.server)
     same = {*shapes[0]} == {*shapes[1]} if grows else shapes[0] == shapes[1]
     require(same, f"parameters were {shapes[0]} and are {shapes[1]}")
-    wanted = dtype_of(case.task.model)
+    wanted = case.task.model.held_dtype
     require(all(values.dtype == wanted for values in after.values()), f"parameters are not {wanted}")
     # A model that grows may take more rounds than these until it is complete.
     then, now = (case.algorithm.init(case.task), state.server) if grows else (case.before, after)

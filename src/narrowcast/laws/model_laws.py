@@ -28,11 +28,8 @@ from narrowcast.laws.small_tasks import (
     task_on,
     trained,
 )
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Dataset, Model, Split
-from narrowcast.platform.models.hidden_units import HasHiddenUnits
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.rounds.client_contracts import MeasuresClients
 from narrowcast.platform.types import Arrays, IntArray, LocalUpdates
 
 _MEANS = ("loss", "accuracy", "hr@10", "ndcg@10")  # metrics that are means over samples
@@ -130,16 +127,11 @@ def _seeded(seed: Callable[[int], Any], *_: Any) -> Any:
     return seed(_SEED)
 
 
-def dtype_of(model: Model) -> str:
-    """Return the type in which the parameters of a model are held."""
-    return str(optional(model, "held_dtype", optional(model, "dtype", "float32")))
-
-
 def parameters_are_finite_float32(case: Fitted) -> None:
     """Look at all initial parameters."""
     server = case.model.init_server(case.data, 0)
     require(server, "there is no global parameter")
-    wanted = dtype_of(case.model)
+    wanted = case.model.held_dtype
     for name, values in server.items():
         require(values.dtype == wanted, f"{name} is {values.dtype}, not {wanted}")
         require(np.isfinite(values).all(), f"{name} is not finite")
@@ -174,7 +166,7 @@ def evaluating_changes_nothing(case: Fitted) -> None:
 def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
     """Measure all clients at once, and two by two; compare the losses with the evaluation on all held-out samples."""
     model, data = case.model, case.data
-    if not isinstance(model, MeasuresClients):
+    if not model.measures_clients:
         return
     server, state = model.init_server(data, 0), model.init_clients(data, 0)
     shared, everybody = {name: values[np.newaxis] for name, values in server.items()}, np.arange(data.n_clients)
@@ -182,7 +174,7 @@ def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
         examples = data.examples_of(split)
         at_once = model.measure_clients(shared, state, data, split, everybody)
         for clients in np.split(everybody, range(2, len(everybody), 2)):
-            of_clients = {name: state[name][clients] for name in model.client_parameters}
+            of_clients = {name: state[name][clients] for name in model.client_parameters or ()}
             for name, values in model.measure_clients(shared, of_clients, data, split, clients).items():
                 same = np.allclose(values, at_once[name][clients], rtol=1e-5, atol=1e-6, equal_nan=True)
                 require(same, f"{name} of clients {clients} on {split} depends on who else is measured")
@@ -200,9 +192,9 @@ def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
     Features, whose order is that of the data, stay as they are.
     """
     model, data = case.model, case.data
-    if not isinstance(model, HasHiddenUnits):
+    if (hidden := model.hidden_units(data)) is None:
         return
-    server, hidden = model.init_server(data, 0), model.hidden_units(data)
+    server = model.init_server(data, 0)
     require(model.narrowed(hidden.counts) == model, "narrowed to its own counts of units it is another model")
     draw = np.random.default_rng(0)
     read = [hidden.reads_units and layer == 0 for layer in range(len(hidden.counts))]

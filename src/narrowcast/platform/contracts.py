@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, get_args
 
 import numpy as np
 from typing_extensions import TypeVar
 
-from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.config.kinds import from_fields, optional
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds.client_contracts import ClientKeyStore, SecureRounds
+from narrowcast.platform.rounds.client_contracts import ClientKeyStore, ClientSplit, SecureRounds
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import (
     Arrays,
@@ -82,34 +82,126 @@ class Fleet(Protocol):
         ...
 
 
-class Model(Protocol):
+class Model(ABC):
     """The model to train: a frozen pydantic model whose fields are its hyper-parameters.
 
-    One that has predictions without training to be compared with has `baselines(data)` too, their metrics by name, such
-    as `{"popularity": {"test.hr@10": 0.45}}`. Optional are also `of_seed(seed)`, the model for runs of a seed;
-    `lower_is_better` and `shares`, names of metrics; `module(data)`; and the fields `dtype` and `statistics`.
+    A subclass has a `kind` and overrides what is abstract. The other members are optional: each stands here with what
+    it returns for a model that does not offer it.
     """
 
-    @property
-    def kind(self) -> str:
-        """The model's name in the catalog."""
-        ...
+    if TYPE_CHECKING:
 
+        @property
+        def kind(self) -> str:
+            """The model's name in the catalog."""
+
+    @property
+    def lower_is_better(self) -> Collection[str] | None:
+        """The names of the metrics that are better when lower; None, the default: their words tell."""
+        return None
+
+    @property
+    def shares(self) -> Collection[str] | None:
+        """The names of the metrics that lie between 0 and 1; None, the default: their words tell."""
+        return None
+
+    @property
+    def held_dtype(self) -> str:
+        """The type in which what trains is held and sent: by default that of a field `dtype`, or float32."""
+        return str(vars(self).get("dtype", "float32"))
+
+    @property
+    def moved_statistics(self) -> Literal["refuse", "local", "average"]:
+        """What is done with what training moves besides the parameters; "refuse", the default, if it moves nothing."""
+        return "refuse"
+
+    def of_seed(self, seed: int) -> Self:
+        """Return the model for runs of this seed; by default it is the same for all."""
+        del seed
+        return self
+
+    def module(self, data: Any) -> Any:
+        """Return the untrained torch module for this `Dataset`, for users; None, the default, if it is not one."""
+        del data
+
+    @abstractmethod
     def check(self, data: Any) -> None:
         """Raise `UserError` if the model cannot be trained on this `Dataset`."""
-        ...
 
+    @abstractmethod
     def init_server(self, data: Any, seed: int) -> Arrays:
         """Return the global parameters before round 1."""
-        ...
 
+    @abstractmethod
     def init_clients(self, data: Any, seed: int) -> Arrays:
         """Return the private parameters of all clients before round 1, [U, ...] each, drawn from the private seed."""
-        ...
 
+    @abstractmethod
     def evaluate(self, server: Arrays, clients: Arrays, data: Any, split: Split) -> Mapping[str, float]:
         """Return metrics over all clients on one held-out split; empty if the split is."""
-        ...
+
+    # Evaluation of clients
+
+    @property
+    def measures_clients(self) -> bool:
+        """Whether it can be evaluated on the samples of each client, as `evaluate_clients` asks."""
+        return type(self).measure_clients is not Model.measure_clients
+
+    @property
+    def client_parameters(self) -> Collection[str] | None:
+        """The names of the private parameters that `measure_clients` takes; None, the default, without that method."""
+        return None
+
+    def measure_clients(
+        self, parameters: Arrays, state: Arrays, data: Any, split: ClientSplit, clients: IntArray
+    ) -> Mapping[str, FloatArray]:
+        """Return metrics of C clients, each on its own samples of a split, [C]; NaN for a client without samples.
+
+        Shapes: parameters [1, ...], one global model for all, or [C, ...]; state [C, ...], the private parameters;
+        clients [C] ascending. The metrics are those of `evaluate`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no measure_clients")
+
+    # Hidden units, of which slices are taken and matched
+
+    def hidden_units(self, data: Any) -> Any:
+        """Return the `HiddenUnits` of the network for this data set; None, the default, if it declares none."""
+        del data
+
+    def narrowed(self, counts: Sequence[int]) -> Self:
+        """Return the network with so many units in each hidden layer, equal to this one if the counts are its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no narrowed, which goes with hidden_units")
+
+    def matched_units(self, data: Any) -> Any:
+        """Return the `HiddenUnits` of which more can be matched across clients; by default those of `hidden_units`.
+
+        Raise `UserError` if there are layers whose units cannot differ in number.
+        """
+        return self.hidden_units(data)
+
+    def resized(self, counts: Sequence[int]) -> Self:
+        """Return the network with so many units in each of the layers of `matched_units`."""
+        return self.narrowed(counts)
+
+    def multiplications(self, data: Any, counts: Sequence[int]) -> int | None:
+        """Return those of a forward pass with so many units; None, the default: the operations of torch are counted."""
+        del data, counts
+        return None
+
+    def fixed_names(self, data: Any) -> Collection[str]:
+        """Return the names of parameters and buffers that are not trained; none by default."""
+        del data
+        return frozenset()
+
+    # Metrics to compare with
+
+    def baselines(self, data: Any) -> Mapping[str, Mapping[str, float]]:
+        """Return the metrics of predictions without training, by name; none by default.
+
+        Such as `{"popularity": {"test.hr@10": 0.45}}`.
+        """
+        del data
+        return {}
 
 
 @dataclass(frozen=True)
@@ -142,9 +234,6 @@ class TrainingTraits:
         return "unknown" if self.learning_rate is None else f"{self.learning_rate}"
 
 
-_FIELDS_OF_TRAININGS = frozenset(
-    {"learning_rate", "learning_rate_schedule", "momentum", "clip_norm", "shared_negatives"}
-)
 _TRAITS_OF_TRAININGS = {"computes_start_loss", "computes_start_gradient", "descends_gradients"}
 """Attributes of trainings of versions before 0.3, which are traits of the same name."""
 
@@ -178,8 +267,7 @@ class Training(ABC):
     @property
     def traits(self) -> TrainingTraits:
         """The traits of this training: its fields that have the name of a trait."""
-        settings = vars(self)
-        return TrainingTraits(**{name: settings[name] for name in _FIELDS_OF_TRAININGS & settings.keys()})
+        return from_fields(TrainingTraits, self)
 
     @abstractmethod
     def check(self, task: Task) -> None:
@@ -250,8 +338,7 @@ class Task(Generic[DataT_co, TrainingT_co]):
     start: Arrays | None = None
 
     def __post_init__(self) -> None:
-        if (of_seed := optional(self.model, "of_seed")) is not None:
-            object.__setattr__(self, "model", of_seed(self.seed))
+        object.__setattr__(self, "model", self.model.of_seed(self.seed))
 
     def initial_parameters(self) -> Arrays:
         """Return the global parameters before round 1: `start`, or those that the model draws from the seed."""

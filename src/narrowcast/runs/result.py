@@ -17,7 +17,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.config.files import MODEL, validate_result
-from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.contracts import Model
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.folder_files import read_json
@@ -237,7 +237,7 @@ class Result(FinishedRun[ResultFile]):
             raise UserError(
                 f"{self.name}: clients of {algorithm.kind} have models of their own, and there is no global one"
             )
-        if optional(model, "module") is None:
+        if type(model).module is Model.module:
             return self.arrays()
         import torch
 

@@ -285,7 +285,7 @@ class _RunVerification:
         """Measure the trained model by itself, as far as it needs nothing that only a checkpoint has."""
         run, begun = self.run, start(self.run)
         without = f"there is no checkpoint of the last round; --rounds {result['rounds']} repeats the run"
-        of_clients = optional(run.task.model, "client_parameters")  # of which only a checkpoint has the values
+        of_clients = run.task.model.client_parameters  # of which only a checkpoint has the values
         if of_clients is None or of_clients:
             yield Check(MODEL, skipped=without)
             return

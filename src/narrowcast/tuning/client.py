@@ -173,8 +173,8 @@ class StudyClient:
             trial.set_user_attr(DISCARDED, SURPLUS)
             self.study.tell(trial, state=TrialState.FAIL)
         params = self._space.draw(trial)
-        pruner = self._settings.pruner
-        curve = LearningCurve(optional(pruner, "axis", "rounds"), optional(pruner, "every"))
+        steps = self._settings.pruner.steps
+        curve = LearningCurve(steps.axis, steps.every)
         self._curves[trial.number] = curve
         if self._one_objective:
             self._one_objective.begin(trial.number)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import optuna
 from optuna.pruners import (
@@ -18,27 +20,45 @@ from optuna.trial import Trial, TrialState
 from pydantic import ConfigDict, Field, model_validator
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
+from narrowcast.platform.config.kinds import Registry, from_fields
 
 Direction = Literal["maximize", "minimize"]
 Point = tuple[int, float]
 """A step and the trial's value at it."""
 
 
-class Pruner(Protocol):
+@dataclass(frozen=True)
+class Steps:
+    """The steps at which a pruner compares trials, and the objective by which, None for the only one.
+
+    A step is a round or an iteration, or `every` units of another axis.
+    """
+
+    axis: str = "rounds"
+    every: float | None = None
+    on: str | None = None
+
+
+class Pruner(ABC):
     """A pruner as `study.pruner` configures it."""
 
-    @property
-    def kind(self) -> str:
-        """Return the name that picks it in a study file."""
-        ...
+    if TYPE_CHECKING:
 
+        @property
+        def kind(self) -> str:
+            """The name that picks it in a study file."""
+
+    @property
+    def steps(self) -> Steps:
+        """The steps that its fields `axis`, `every` and `on` say."""
+        return from_fields(Steps, self)
+
+    @abstractmethod
     def make(self) -> BasePruner:
         """Return Optuna's pruner."""
-        ...
 
 
-class _PrunerFields(Section):
+class _PrunerFields(Pruner, Section):
     """Trials are compared at equal rounds, equal uplink, equal traffic both ways or equal simulated time (`axis`).
 
     Those of solves are compared at equal iterations, or at equal time of the solver. A step is a round or an iteration,
@@ -64,7 +84,7 @@ class _PrunerFields(Section):
         return self
 
 
-class NoPruning(Section):
+class NoPruning(Pruner, Section):
     """Run every trial to its end."""
 
     kind: Literal["none"] = "none"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from optuna import Study, create_study
 from optuna.distributions import BaseDistribution
@@ -17,31 +18,30 @@ from pydantic import Field
 
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry, optional
+from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.seeds import generator
 from narrowcast.tuning.space import Space
 from narrowcast.tuning.trials import counts_towards_total, is_drawn
 
 
-class Sampler(Protocol):
+class Sampler(ABC):
     """A sampler as `study.sampler` configures it."""
 
-    @property
-    def kind(self) -> str:
-        """Return the name that picks it in a study file."""
-        ...
-
-    def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
-        """Return Optuna's sampler for so many objectives; raise `UserError` if it cannot search the space."""
-        ...
-
-
-class _SamplerFields(Section):
     log_costs: ClassVar[bool] = False
     """True if the sampler models values, not their order, and so is to see costs by their logarithm."""
 
+    if TYPE_CHECKING:
 
-class TPE(_SamplerFields):
+        @property
+        def kind(self) -> str:
+            """The name that picks it in a study file."""
+
+    @abstractmethod
+    def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
+        """Return Optuna's sampler for so many objectives; raise `UserError` if it cannot search the space."""
+
+
+class TPE(Sampler, Section):
     """Tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011; Watanabe 2023)."""
 
     kind: Literal["tpe"] = "tpe"
@@ -58,7 +58,7 @@ class TPE(_SamplerFields):
         return TPESampler(n_startup_trials=self.startup_trials, group=grouped, multivariate=True, seed=seed)
 
 
-class GP(_SamplerFields):
+class GP(Sampler, Section):
     """Bayesian optimisation with a Gaussian process, which takes about a second per trial; costs by their logarithm."""
 
     log_costs: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class GP(_SamplerFields):
         return GPSampler(n_startup_trials=self.startup_trials, warn_independent_sampling=False, seed=seed)
 
 
-class NSGA2(_SamplerFields):
+class NSGA2(Sampler, Section):
     """NSGA-II, a genetic algorithm for several objectives (Deb et al. 2002)."""
 
     kind: Literal["nsga2"] = "nsga2"
@@ -83,7 +83,7 @@ class NSGA2(_SamplerFields):
         return NSGAIISampler(population_size=self.population, seed=seed)
 
 
-class CMAES(_SamplerFields):
+class CMAES(Sampler, Section):
     """CMA-ES (Hansen 2016), for one objective and numeric dimensions; choices are drawn at random."""
 
     kind: Literal["cma_es"] = "cma_es"
@@ -94,7 +94,7 @@ class CMAES(_SamplerFields):
         return CmaEsSampler(warn_independent_sampling=False, seed=seed)
 
 
-class RandomSearch(_SamplerFields):
+class RandomSearch(Sampler, Section):
     """Independent random draws from the space."""
 
     kind: Literal["random"] = "random"
@@ -105,7 +105,7 @@ class RandomSearch(_SamplerFields):
         return RandomSampler(seed=seed)
 
 
-class GridSearch(_SamplerFields):
+class GridSearch(Sampler, Section):
     """Every combination of the space once, in order."""
 
     kind: Literal["grid"] = "grid"
@@ -176,7 +176,7 @@ class PerTrialSeededSampler(BaseSampler):
         """Make this trial's sampler, and its view of the study."""
         before = (each for each in study.get_trials(deepcopy=False) if each.number < trial.number)
         self._sampler = self._make(sum(map(is_drawn, before)))
-        log_costs = optional(self._settings, "log_costs") and any(self._costs)
+        log_costs = self._settings.log_costs and any(self._costs)
         self._view = _with_log_costs(study, self._costs) if log_costs else None
         self._sampler.before_trial(study, trial)
 

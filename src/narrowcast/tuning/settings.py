@@ -8,7 +8,6 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from narrowcast.platform.config.files import Section, suggest
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metrics import LowerIsBetter, lower_is_better
 from narrowcast.tuning.pruning import AnyPruner, Direction, NoPruning
@@ -128,7 +127,7 @@ class StudySettings(Section):
         if self.pruner.kind == "none":
             return None
         only = next(iter(self.objectives)) if len(self.objectives) == 1 else None
-        return optional(self.pruner, "on") or only
+        return self.pruner.steps.on or only
 
     def check_names(self, what: str, costs: Collection[str]) -> None:
         """Raise `UserError` for an objective or constraint of an experiment that no data set can measure."""
@@ -172,7 +171,7 @@ class StudySettings(Section):
                     f"study.{section}.{name}: no run of this {what} reports it; it reports "
                     f"{', '.join(allowed)}{suggest(name, allowed)}"
                 )
-        axis = optional(self.pruner, "axis", "rounds")
+        axis = self.pruner.steps.axis
         if axis not in ("rounds", *costs):
             raise UserError(f"study.pruner.axis = {axis}: no run of this {what} has it; use rounds, {', '.join(costs)}")
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from optuna import Trial
@@ -15,7 +15,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from narrowcast.experiment import Experiment
 from narrowcast.platform.config.fields import role_of
 from narrowcast.platform.config.files import Section, suggest
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
 
 _NEAR = 0.05
@@ -33,14 +32,17 @@ class _Dimension(Section):
 
 
 class _Range(_Dimension):
+    if TYPE_CHECKING:
+        log: bool
+
     @model_validator(mode="after")
     def _can_be_drawn_from(self) -> _Range:
         low, high, step = (getattr(self, name) for name in ("low", "high", "step"))
         if low >= high:
             raise ValueError(f"low = {low} has to be below high = {high}")
-        if optional(self, "log") and low <= 0:
+        if self.log and low <= 0:
             raise ValueError(f"a logarithmic range has to be above 0, got low = {low}")
-        if optional(self, "log") and step not in (None, 1):
+        if self.log and step not in (None, 1):
             raise ValueError("a logarithmic range has no step; leave out one of them")
         if step is not None and abs(round((high - low) / step) * step - (high - low)) > 1e-9 * (high - low):
             raise ValueError(f"{high} is not a whole number of steps of {step} above {low}; change high or step")

@@ -18,7 +18,6 @@ from narrowcast.algorithms.federated.unit_matching import (
     match_units,
 )
 from narrowcast.laws.small_tasks import samples, windows
-from narrowcast.platform.models.hidden_units import units_to_match
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM
 
 RANDOM = np.random.default_rng
@@ -166,7 +165,7 @@ NETWORKS: dict[str, Any] = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_order_of_units_does_not_change_the_network(name: str) -> None:
     model, data = NETWORKS[name]
-    hidden, server = units_to_match(model, data), model.init_server(data, 0)
+    hidden, server = model.matched_units(data), model.init_server(data, 0)
     assert hidden.counts_in(server) == hidden.counts
     units = tuple(RANDOM(layer).permutation(count) for layer, count in enumerate(hidden.counts))
     shuffled = hidden.take(server, units)
@@ -178,7 +177,7 @@ def test_the_order_of_units_does_not_change_the_network(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_rows_of_units_are_their_weights_and_biases(name: str) -> None:
     model, data = NETWORKS[name]
-    hidden, server = units_to_match(model, data), model.init_server(data, 0)
+    hidden, server = model.matched_units(data), model.init_server(data, 0)
     taken = list[str](hidden.outputs)
     for layer, count in enumerate(hidden.counts):
         layer_rows = LayerRows(hidden, layer)
@@ -206,7 +205,7 @@ def test_rows_of_units_are_their_weights_and_biases(name: str) -> None:
 def test_permuted_networks_are_joined_to_the_function_of_one(name: str, unit_mean: Any) -> None:
     """Layer by layer, the inputs of each permuted copy put in the places of their global units."""
     model, data = NETWORKS[name]
-    hidden, server = units_to_match(model, data), model.init_server(data, 0)
+    hidden, server = model.matched_units(data), model.init_server(data, 0)
     server = {each: 30 * values for each, values in server.items()}  # far apart, so that no two units are alike
     orders = [tuple(RANDOM(10 * c + n).permutation(k) for n, k in enumerate(hidden.counts)) for c in range(3)]
     clients = [hidden.take(server, order) for order in orders]
@@ -234,7 +233,7 @@ def test_permuted_networks_are_joined_to_the_function_of_one(name: str, unit_mea
 
 def test_weights_between_units_are_averaged_over_who_has_the_reader_or_over_all() -> None:
     model, data = NETWORKS["lstm"]
-    layer_rows = LayerRows(units_to_match(model, data), 1)
+    layer_rows = LayerRows(model.matched_units(data), 1)
     clients = [model.init_server(data, seed) for seed in range(2)]
     units, name = (np.array([0, 1, 2, 3, 4]), np.array([6, 5, 4, 3, 0])), "lstm.weight_hh_l0"
     total, owners = np.zeros((4, 7, 7)), np.array([2, 1, 1, 2, 2, 1, 1])
@@ -250,7 +249,7 @@ def test_weights_between_units_are_averaged_over_who_has_the_reader_or_over_all(
 
 def test_the_prior_of_biases_may_be_at_the_first_weight_as_in_the_code() -> None:
     model, data = NETWORKS["mlp"]
-    hidden = units_to_match(model, data)
+    hidden = model.matched_units(data)
     one = [model.init_server(data, 0)]
     zeros = [{name: np.zeros_like(values) for name, values in each.items()} for each in one]
     for layer, (weight, bias) in enumerate((("1.weight", "1.bias"), ("3.weight", "3.bias"))):
@@ -280,7 +279,7 @@ def test_the_last_layer_is_a_mean_by_class() -> None:
 @pytest.mark.parametrize(("units", "same"), [("by_index", False), ("untrained", True)])
 def test_the_controls_keep_the_order_of_units(units: Any, same: bool) -> None:
     model, data = NETWORKS["mlp"]
-    hidden, untrained = units_to_match(model, data), model.init_server(data, 9)
+    hidden, untrained = model.matched_units(data), model.init_server(data, 9)
     clients = [model.init_server(data, seed) for seed in range(3)]
     layer, places = Matching(units=units).join(hidden, 0, clients, np.array([1.0, 2, 5]), untrained, RANDOM(0))
     assert all(place.tolist() == list(range(7)) for place in places)

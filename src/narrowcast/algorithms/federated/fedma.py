@@ -26,11 +26,8 @@ from narrowcast.algorithms.federated.unit_matching import HeadWeights, Matching,
 from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import (
-    HasHiddenUnits,
     HiddenUnits,
     check_all_trained,
-    network_of_counts,
-    units_to_match,
 )
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
@@ -178,13 +175,13 @@ class FedMA(ClientPass):
                 f"algorithm.codec has {self.codec[0].kind}, but clients of {self.kind} send whole layers to be "
                 "matched, not changes that a codec could shorten; leave it out"
             )
-        if not isinstance(model, HasHiddenUnits):
+        if model.hidden_units(task.data) is None:
             raise UserError(
                 f"algorithm.kind = {self.kind}: model.kind = {model.kind} declares no hidden units to match; use mlp, "
                 "cnn, vgg9 or char_lstm"
             )
         check_all_trained(model, task.data, self.kind)
-        hidden = units_to_match(model, task.data)
+        hidden = model.matched_units(task.data)
         if not hidden.counts:
             raise UserError(f"algorithm.kind = {self.kind}: model.kind = {model.kind} has no hidden layer; give it one")
         if hidden.reads_units:
@@ -300,7 +297,7 @@ class FedMA(ClientPass):
             epochs = np.where(progress.takes_part(chunk.clients), most, 0)
         if progress.at_head:
             training = training.model_copy(update={"learning_rate": training.learning_rate * self.head_rate})
-        model = network_of_counts(task.model, progress.counts)
+        model = task.model.resized(progress.counts)
         terms = LocalTerms(
             epochs=epochs, start=start, frozen=progress.layers, rebuild=_joined if progress.layer else None
         )
@@ -366,7 +363,7 @@ class FedMA(ClientPass):
 
     def _hidden(self, task: Task) -> HiddenUnits:
         model: Any = task.model
-        return units_to_match(model, task.data)
+        return model.matched_units(task.data)
 
 
 def _can_be_matched(hidden: HiddenUnits, name: str) -> bool:

@@ -235,7 +235,7 @@ class FedMD(ClientPass):
     def init_clients(self, task: Task) -> Arrays:
         """Return rows of zeros: a client draws its network in its first round."""
         like = {
-            PARAMETERS: np.zeros(self._networks(task).row_length, task.model.held_dtype),  # type: ignore[attr-defined]
+            PARAMETERS: np.zeros(self._networks(task).row_length, task.model.held_dtype),
             STARTED: np.zeros((), bool),
         }
         return zeros_of_clients(like, task.data.n_clients)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ from narrowcast.algorithms.federated.unit_slices import (
 from narrowcast.platform.contracts import Broadcast, Downloads, LocalCall, Recipients, Task, Traits
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.hidden_units import HasHiddenUnits, HiddenUnits, Units, check_all_trained
+from narrowcast.platform.models.hidden_units import HiddenUnits, Units, check_all_trained
 from narrowcast.platform.types import (
     Arrays,
     BoolArray,
@@ -75,7 +75,7 @@ class SlicePart:
 
     def call(self, model: Arrays, chunk: Chunk, task: Task, *, scaler: bool) -> LocalCall:
         """Return the training of the slice, by a network that has its units alone."""
-        narrow = replace(task, model=task.model.narrowed(self.counts))  # type: ignore[attr-defined] # HasHiddenUnits
+        narrow = replace(task, model=task.model.narrowed(self.counts))
         server = self.hidden.take(model, self.units)
         factors = self._factors(server, scaler=scaler)
         columns = self.units[0] if self.hidden.reads_units else None
@@ -201,7 +201,7 @@ class Submodel(ClientPass):
     def check(self, task: Task) -> None:
         """Raise `UserError` for models without hidden units, widths without a unit, and codecs with state."""
         model = task.model
-        if not isinstance(model, HasHiddenUnits):
+        if model.hidden_units(task.data) is None:
             raise UserError(
                 f"algorithm.kind = {self.kind}: model.kind = {model.kind} declares no hidden units to slice; use mlp, "
                 "cnn, vgg9, char_lstm or gcn"
@@ -342,12 +342,11 @@ class Submodel(ClientPass):
         ]
 
     def _slices(self, task: Task) -> UnitSlices:
-        model = cast(HasHiddenUnits, task.model)  # check() has seen to it
-        return UnitSlices(self.slices, self.widths, model.hidden_units(task.data), self.sliced_layers)
+        return UnitSlices(self.slices, self.widths, task.model.hidden_units(task.data), self.sliced_layers)
 
     def _work(self, task: Task) -> FloatArray:
         """Return the work of a slice of each width, relative to that of the model, [widths]."""
-        return relative_work(cast(Any, task.model), self.widths, task.data, self.sliced_layers)
+        return relative_work(task.model, self.widths, task.data, self.sliced_layers)
 
     def _widths(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray:
         """Return the index of each client's width in `widths`, [C]."""

@@ -20,9 +20,9 @@ import torch
 from pydantic import Field
 
 from narrowcast.algorithms.client.uploads import Uploads
-from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.contracts import Model
 from narrowcast.platform.data.samples import Samples, rows_of_inputs
-from narrowcast.platform.models.hidden_units import HasHiddenUnits, HiddenUnits, Units
+from narrowcast.platform.models.hidden_units import HiddenUnits, Units
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.modules import copy_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton
@@ -65,7 +65,7 @@ def affordable_widths(costs: FloatArray, budgets: FloatArray) -> IntArray:
 
 @lru_cache(maxsize=2)
 def relative_work(
-    model: HasHiddenUnits, widths: tuple[float, ...], data: Any, layers: tuple[int, ...] | None = None
+    model: Model, widths: tuple[float, ...], data: Any, layers: tuple[int, ...] | None = None
 ) -> FloatArray:
     """Return the multiplications of a forward pass at each width, relative to those of the whole model, [widths].
 
@@ -73,11 +73,11 @@ def relative_work(
     """
     whole = model.hidden_units(data).counts
     counts = unit_counts(widths, whole, layers).tolist()
-    if (count := optional(model, "multiplications")) is not None:
-        work = np.array([count(data, units) for units in (whole, *counts)], dtype=np.float64)
-    else:
+    declared = [model.multiplications(data, units) for units in (whole, *counts)]
+    if None in declared:
         models: list[Any] = [model, *map(model.narrowed, counts)]
-        work = np.array([multiplications(model, data) for model in models], dtype=np.float64)
+        declared = [multiplications(network, data) for network in models]
+    work = np.array(declared, dtype=np.float64)
     return work[1:] / work[0]
 
 

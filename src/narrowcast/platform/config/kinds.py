@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel
 from pydantic_core import PydanticCustomError, core_schema
@@ -16,6 +16,10 @@ from narrowcast.platform.config import plugins
 from narrowcast.platform.config.fields import Matches
 from narrowcast.platform.errors import UserError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Traits = TypeVar("Traits", bound="DataclassInstance")
 FOLDERS = "plugin_folders"
 """Key of the validation context that holds the folders in which modules of `package.module:Class` are looked for."""
 MARK = "x-registry"
@@ -231,6 +235,12 @@ def plain_values(value: Any) -> Any:
 def optional(value: Any, name: str, default: Any = None) -> Any:
     """Return a member that contracts leave optional, such as the momentum of a training; the default if it lacks it."""
     return getattr(value, name, default)
+
+
+def from_fields(traits: type[Traits], value: Any) -> Traits:
+    """Return traits with the values of the fields that have their names, and the defaults of the others."""
+    own = vars(value)
+    return traits(**{each.name: own[each.name] for each in fields(traits) if each.name in own})
 
 
 def kind_of(value: Any) -> str:

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import Dataset, Split
+from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
@@ -35,7 +35,7 @@ _USERS_AT_ONCE = 100  # their scores, or the rows gathered for them, fit in the 
 _ITEMS_PER_CANDIDATE = 50  # up to here, scoring all items is faster than gathering the ranked ones
 
 
-class MatrixFactorisation(Section):
+class MatrixFactorisation(Model, Section):
     """The score of user u for item i is p_u . q_i; both factors start as N(0, 1/d), and there is no bias.
 
     Shapes: Q item_factors [N, d] is global; P user_factors [U, d] is private.
@@ -245,7 +245,7 @@ class ConstraintSet(Section):
 ROW_FACTORS, COLUMN_FACTORS = "row_factors", "column_factors"
 
 
-class MaskedFactorisation(Section):
+class MaskedFactorisation(Model, Section):
     """The entry of row i and column j is w_i . h_j, plus the mean of the training entries if `centred`.
 
     The loss is the squared error of the observed entries. W is global, and h_j belongs to the client of column j. The

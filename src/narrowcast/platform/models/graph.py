@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import Dataset, Split
+from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.data.graph import NodeGraph
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis
@@ -135,7 +135,7 @@ def normalised(adjacency: csr_array, self_loops: bool) -> csr_array:
 Drop = Callable[[Tensor], Tensor]
 
 
-class GCN(Section):
+class GCN(Model, Section):
     """H' = norm(relu(A H W + b)) for each hidden layer, and scores A H W + b after the last one.
 
     A is the adjacency matrix with an edge from each node to itself, normalised to D^-1/2 A D^-1/2. Weights [in, out]

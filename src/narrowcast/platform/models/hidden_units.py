@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from narrowcast.platform.config.kinds import optional
-from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.contracts import Model
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
@@ -119,43 +118,13 @@ class HiddenUnits:
         return self.counts[axis.layer]
 
 
-@runtime_checkable
-class HasHiddenUnits(Protocol):
-    """A `NeuralNetwork` of which narrower ones can be built, with some of the units of each hidden layer.
-
-    One of which more units can be matched across clients than slices are taken of has `matched_units(data)` too, which
-    returns the layers to match or raises `UserError` if there are layers whose units cannot differ in number, and
-    `resized(counts)`, the network with so many units in each of these. One that says by itself how much work a slice is
-    has `multiplications(data, counts)`, those of a forward pass.
-    """
-
-    def hidden_units(self, data: Samples) -> HiddenUnits:
-        """Return the hidden layers of the network for this data set."""
-        ...
-
-    def narrowed(self, counts: Sequence[int]) -> Self:
-        """Return the network with so many units in each hidden layer, equal to this one if the counts are its own."""
-        ...
-
-
-def check_all_trained(model: Any, data: Any, kind: str) -> None:
+def check_all_trained(model: Model, data: Any, kind: str) -> None:
     """Raise `UserError` for a network with frozen parameters or buffers, which have no units that slices could have."""
-    if names := optional(model, "fixed_names", lambda _: ())(data):
+    if names := model.fixed_names(data):
         raise UserError(
             f"algorithm.kind = {kind} gives clients some of a network's units, and {min(names)} of model.kind = "
             f"{model.kind} is not trained, so that it would stay whole; train it, or use fedavg"
         )
-
-
-def units_to_match(model: HasHiddenUnits, data: Samples) -> HiddenUnits:
-    """Return the layers of which units are matched: the hidden ones, unless the model says otherwise."""
-    units: HiddenUnits = optional(model, "matched_units", model.hidden_units)(data)
-    return units
-
-
-def network_of_counts(model: Any, counts: Sequence[int]) -> Any:
-    """Return the network with so many units in each of the layers of `units_to_match`."""
-    return optional(model, "resized", model.narrowed)(counts)
 
 
 def units_of_chain(module: nn.Module) -> HiddenUnits:

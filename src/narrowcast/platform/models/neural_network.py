@@ -14,8 +14,8 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import kind_of, optional
-from narrowcast.platform.contracts import Dataset, Split
+from narrowcast.platform.config.kinds import kind_of
+from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.data.samples import Features, Labelled, Samples, each_input, rows_of_inputs
 from narrowcast.platform.data.samples import described as shapes
 from narrowcast.platform.errors import UserError, described
@@ -31,7 +31,6 @@ from narrowcast.platform.models.forward_pass import (
     refusal,
     unpacked,
 )
-from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
 from narrowcast.platform.models.measures import (
     DEFAULT_METRICS,
     LOSSES,
@@ -68,7 +67,7 @@ _SAMPLES_AT_ONCE = 1000
 _METRIC_NAME = r"[\w@: -]+"  # a dot separates the split from the name, and MLflow takes no other characters
 
 
-class NeuralNetwork(Section):
+class NeuralNetwork(Model, Section):
     """A torch module that maps features [n, ...] to outputs [n, ...], trained by a loss of outputs and targets.
 
     A subclass builds the module in `module`; its last layer has `n_outputs(data)` units. Parameters with
@@ -155,6 +154,17 @@ class NeuralNetwork(Section):
         return torch.float64 if self.held_dtype == "float64" else torch.float32
 
     @property
+    def moved_statistics(self) -> Statistics:
+        """The field `statistics`."""
+        return self.statistics
+
+    @property
+    def output_part(self) -> str | int | None:
+        """The part of what the module returns that is its scores, see `select_output`: the field `output`, if any."""
+        part: str | int | None = vars(self).get("output")
+        return part
+
+    @property
     def named(self) -> str:
         """The field that says which module this is, for errors."""
         return f"model.kind = {kind_of(self)}"
@@ -233,10 +243,9 @@ class NeuralNetwork(Section):
 
     def check(self, data: Dataset) -> None:
         """Raise `UserError` unless module, loss and metrics fit the data, and the module keeps no other state."""
-        kind = optional(self, "kind", "this model")
         if not isinstance(data, Samples):
             raise UserError(
-                f"model.kind = {kind} needs samples with targets, but {data.name} has none; use another model"
+                f"model.kind = {kind_of(self)} needs samples with targets, but {data.name} has none; use another model"
             )
         self._check_size(data)
         module, loss, metrics = self._trial(data), self.loss_on(data), self.metrics_on(data)
@@ -419,12 +428,10 @@ class NeuralNetwork(Section):
     def _of_widths(self, parameters: Arrays, data: Samples) -> NeuralNetwork:
         """Return the network that has these parameters, whose layers may be wider or narrower than this one's."""
         shapes = shapes_of(skeleton(self, data))
-        if not isinstance(self, HasHiddenUnits) or all(
-            parameters[name].shape == shapes[name] for name in shapes if name in parameters
-        ):
+        same = all(parameters[name].shape == shapes[name] for name in shapes if name in parameters)
+        if same or self.hidden_units(data) is None:
             return self
-        fitting: NeuralNetwork = network_of_counts(self, units_to_match(self, data).counts_in(parameters))
-        return fitting
+        return self.resized(self.matched_units(data).counts_in(parameters))
 
     def _of_means(self, means: Mapping[str, FloatArray], data: Samples) -> dict[str, float]:
         return {
@@ -505,7 +512,7 @@ def _tried(model: NeuralNetwork, data: Samples, seed: int) -> ForwardPass:
 
 @lru_cache(maxsize=2)
 def _with_fixed_values(model: NeuralNetwork, data: Samples, seed: int) -> tuple[nn.Module, str | None]:
-    module = select_output(model.of_seed(seed).typed_module(data), optional(model, "output"))
+    module = select_output(model.of_seed(seed).typed_module(data), model.output_part)
     return module.train(), fixed_sha256(module)
 
 

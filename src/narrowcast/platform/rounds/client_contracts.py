@@ -5,36 +5,16 @@ Contracts of secure aggregation: the clients' key store, and the server's side a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, PayloadError
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
 
 ClientSplit = Literal["train", "validation", "test"]
 """A split of which clients have samples of their own."""
-
-
-@runtime_checkable
-class MeasuresClients(Protocol):
-    """A `Model` that can be evaluated on the samples of each client, as `evaluate_clients` asks."""
-
-    @property
-    def client_parameters(self) -> Collection[str]:
-        """The names of the private parameters that `measure_clients` takes."""
-        ...
-
-    def measure_clients(
-        self, parameters: Arrays, state: Arrays, data: Any, split: ClientSplit, clients: IntArray
-    ) -> Mapping[str, FloatArray]:
-        """Return metrics of C clients, each on its own samples of a split, [C]; NaN for a client without samples.
-
-        Shapes: parameters [1, ...], one global model for all, or [C, ...]; state [C, ...], the private parameters;
-        clients [C] ascending. The metrics are those of `evaluate`.
-        """
-        ...
 
 
 @runtime_checkable

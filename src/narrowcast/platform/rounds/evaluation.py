@@ -54,9 +54,7 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
         for part in run.algorithm.plain.own_models(broadcast, chunk, run.task):
             own = chunk.take(part.places)
             for split in splits:
-                measured = part.model.measure_clients(  # type: ignore[attr-defined] # see `check_client_evaluation`
-                    part.parameters, own.state, run.task.data, split, own.clients
-                )
+                measured = part.model.measure_clients(part.parameters, own.state, run.task.data, split, own.clients)
                 for name, values in measured.items():
                     of_all = metrics.setdefault(f"{split}.{name}", np.full(len(chunk.clients), np.nan))
                     of_all[part.places] = values
@@ -79,7 +77,7 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
         size, names = min(plan.chunk_size, _CLIENTS_AT_ONCE), set(population.arrays)
     else:
         broadcast = run.algorithm.final(live.server)
-        size, names = _CLIENTS_AT_ONCE, run.task.model.client_parameters  # type: ignore[attr-defined]
+        size, names = _CLIENTS_AT_ONCE, set(run.task.model.client_parameters or ())
     chunks = [
         Chunk(round_index, index, clients, {name: population.arrays[name][clients] for name in sorted(names)})
         for index, clients in enumerate(np.split(everybody, range(size, len(everybody), size)))

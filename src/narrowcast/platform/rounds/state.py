@@ -23,10 +23,9 @@ import psutil
 from numpy.typing import NDArray
 
 from narrowcast.platform.compiled import one_thread
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds.client_contracts import ClientSplit, HasClientSplits, MeasuresClients
+from narrowcast.platform.rounds.client_contracts import ClientSplit, HasClientSplits
 from narrowcast.platform.rounds.contract_checks import check_final, check_traits
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import rotation_of
@@ -187,7 +186,7 @@ def check_client_evaluation(splits: Sequence[ClientSplit], task: Task) -> None:
     if not splits:
         return
     asked = f"evaluate_clients = {', '.join(splits)}"
-    if not isinstance(model, MeasuresClients):
+    if not model.measures_clients:
         raise UserError(
             f"{asked}: model.kind = {model.kind} has no measure_clients; use another model, or omit evaluate_clients"
         )
@@ -245,7 +244,7 @@ class Run:
 
     def _check_statistics(self) -> None:
         """Raise `UserError` if the statistics that clients of a network move cannot be shared, or kept, as it says."""
-        statistics = optional(self.task.model, "statistics", "refuse")
+        statistics = self.task.model.moved_statistics
         if statistics == "refuse":
             return
         setting = f"model.statistics = {statistics}"
