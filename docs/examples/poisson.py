@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.extend import Arrays, FloatArray, StepResult, UserError, generator
+from narrowcast.extend import Arrays, FloatArray, ProblemSource, Solver, StepResult, UserError, generator
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Grid:
         return {"relative_error": float(error)}
 
 
-class Poisson(BaseModel):
+class Poisson(ProblemSource, BaseModel):
     """Poisson's equation on a square grid, with a random solution."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,7 +62,7 @@ class Poisson(BaseModel):
         return Grid(solution, Grid(solution, solution).laplacian(solution))
 
 
-class ConjugateGradients(BaseModel):
+class ConjugateGradients(Solver, BaseModel):
     """Conjugate gradients for a positive definite system; its residual is relative to the right-hand side."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

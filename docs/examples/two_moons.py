@@ -5,10 +5,10 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.extend import Labelled, Samples, generator
+from narrowcast.extend import DataSource, Labelled, Samples, generator
 
 
-class TwoMoons(BaseModel):
+class TwoMoons(DataSource, BaseModel):
     """Two classes of points in the plane, with `noise` around them; `shift` is the largest angle, in radians."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

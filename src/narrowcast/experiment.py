@@ -146,10 +146,7 @@ class Experiment(Plan, Identified, metaclass=_Checked):
     @property
     def data_source(self) -> DataSource:
         """The data set with its seed: that of the run, unless `data.seed` is set."""
-        if optional(self.data, "seed", 0) is not None:
-            return self.data
-        seeded: DataSource = self.data.model_copy(update={"seed": self.seed})  # type: ignore[attr-defined]
-        return seeded
+        return self.data.of_seed(self.seed)
 
     @property
     def secured_algorithm(self) -> Algorithm:

@@ -14,7 +14,6 @@ from narrowcast.catalog import PROBLEMS, SOLVERS
 from narrowcast.experiment import replicas_of
 from narrowcast.platform.config.fields import ITERATIONS, Name, Role
 from narrowcast.platform.config.files import Defaults, plugin_folders, validate
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.run_fields import (
     CheckpointEvery,
     CheckpointPath,
@@ -100,10 +99,7 @@ class Solve(Identified, metaclass=_Checked):
     @property
     def problem_source(self) -> ProblemSource:
         """The problem with its seed: that of the run, unless `problem.seed` is set."""
-        if optional(self.problem, "seed", 0) is not None:
-            return self.problem
-        seeded: ProblemSource = self.problem.model_copy(update={"seed": self.seed})  # type: ignore[attr-defined]
-        return seeded
+        return self.problem.of_seed(self.seed)
 
     def records(self, iteration: int) -> bool:
         """Return whether this iteration is recorded."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from narrowcast.catalog import DATA
 from narrowcast.experiment import Experiment
 from narrowcast.laws.small_tasks import interactions, samples
+from narrowcast.platform.contracts import DataSource
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Samples
 
@@ -20,7 +21,7 @@ _COUNTS = np.random.default_rng(1).integers(1, 12, 8)
 _RATED, _DRAWN = interactions(_COUNTS), samples(_COUNTS)
 
 
-class _Tiny(BaseModel):
+class _Tiny(DataSource, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     seed: int = 0
 

@@ -98,7 +98,8 @@ def test_what_cannot_be_checked_is_one_line(tmp_path: Path, monkeypatch: pytest.
     assert_refused(
         narrowcast("check", "elsewhere_fleet:CityFleet", "underground=2", "--kind", "fleet"), "underground = 2"
     )
-    assert_refused(narrowcast("check", "elsewhere_fleet:CityFleet", "--kind", "data"), "is not a data", "load")
+    said = narrowcast("check", "elsewhere_fleet:CityFleet", "--kind", "data")
+    assert_refused(said, "is not a data", "extend DataSource")
 
 
 @pytest.mark.parametrize("name", BROKEN)

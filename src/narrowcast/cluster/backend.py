@@ -19,13 +19,14 @@ from narrowcast.cluster.worker_pool import JobFunction, WorkerPool
 from narrowcast.platform.config.files import suggest
 from narrowcast.platform.config.plugins import check_installed
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.rounds.loop import Backend
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Buffered
 from narrowcast.platform.rounds.sampling import cohort_size
 from narrowcast.platform.rounds.state import Run, RunState
 
 
-class RayBackend(HostResources):
+class RayBackend(Backend, HostResources):
     """Client hosts and the driver as Ray actors, on a cluster that is started for the run or joined.
 
     Without `address`, the cluster of a surrounding Ray job (RAY_ADDRESS) is used, else one is started on this machine
@@ -46,6 +47,11 @@ class RayBackend(HostResources):
         600.0, gt=0, description="a host that does not answer within this time is replaced"
     )
     placement_timeout_seconds: float = Field(120.0, gt=0, description="wait for a first host to start")
+
+    @property
+    def repeats_rounds(self) -> bool:
+        """Not with `on_failure: drop`, which leaves out the clients of a host that fails."""
+        return self.on_failure != "drop"
 
     def check(self, run: Run) -> None:
         """Join the cluster once; raise `UserError` within seconds if it does not answer or is too small."""

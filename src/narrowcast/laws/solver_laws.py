@@ -13,7 +13,6 @@ import numpy as np
 from narrowcast.catalog import PROBLEMS
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import digest
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.solving import Problem, ProblemSource, Solver, SolveState, begin, measured
 from narrowcast.platform.types import Arrays
@@ -53,8 +52,8 @@ def problem_cases(source: ProblemSource) -> dict[str, ProblemSource]:
 
 def solver_cases(solver: Solver) -> dict[str, Posed]:
     """Return the solver on each small problem that it takes: its own `example`, if it has one, and the catalog's."""
-    example = optional(solver, "example")
-    sources = {} if example is None else {example.kind: example}
+    own = solver.example
+    sources = {} if own is None else {own.kind: own}
     sources |= {kind: PROBLEMS[kind].model_validate({"kind": kind, **fields}) for kind, fields in SMALL.items()}
     cases = {}
     for kind, source in sources.items():

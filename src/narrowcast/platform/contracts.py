@@ -53,20 +53,50 @@ TrainingT_co = TypeVar("TrainingT_co", default=Any, covariant=True)
 """A `Training`, or the part of one that code below its class reads."""
 
 
-class DataSource(Protocol):
-    """A data set as an experiment names it: a frozen model whose fields are its settings.
+class Source(ABC):  # noqa: B024 - what is loaded differs between its subclasses
+    """What a run loads, as its file names it: a frozen model whose fields are its settings.
 
-    A field `seed: int | None = None` follows the seed of the run unless it is set.
+    A field `seed: int | None = None` follows the seed of the run unless it is set. A field `path` is the file or folder
+    that is read.
     """
 
-    @property
-    def kind(self) -> str:
-        """The source's name in the catalog."""
-        ...
+    if TYPE_CHECKING:
 
+        @property
+        def kind(self) -> str:
+            """The source's name in the catalog."""
+
+    @property
+    def own_seed(self) -> int | None:
+        """The seed that is set; None without one."""
+        seed: int | None = vars(self).get("seed")
+        return seed
+
+    @property
+    def follows_seed(self) -> bool:
+        """Whether the seed of a run is its own: it has a field `seed`, which is not set."""
+        return "seed" in vars(self) and self.own_seed is None
+
+    @property
+    def location(self) -> Path | None:
+        """The file or folder that is read, None for sources without a field `path`."""
+        path: Path | None = vars(self).get("path")
+        return path
+
+    def of_seed(self, seed: int) -> Self:
+        """Return the source for runs of this seed; itself if it does not follow it."""
+        if not self.follows_seed:
+            return self
+        seeded: Self = self.model_copy(update={"seed": seed})  # type: ignore[attr-defined] # a pydantic model
+        return seeded
+
+
+class DataSource(Source):
+    """A data set as an experiment names it."""
+
+    @abstractmethod
     def load(self) -> Dataset:
         """Read the `Dataset`; raise `UserError` with the folders searched and the command that fetches it."""
-        ...
 
 
 class Fleet(Protocol):

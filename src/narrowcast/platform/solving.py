@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 
 import numpy as np
 
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.plugins import said
+from narrowcast.platform.contracts import Source
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.state import Interrupted
 from narrowcast.platform.storage.host import allow_signals, host_clock, stop_requested
@@ -68,57 +70,61 @@ def name_of(problem: Any) -> str:
     return f"{optional(problem, 'name', problem)!s:.60}"
 
 
-class ProblemSource(Protocol):
-    """A problem as a file names it: a frozen model whose fields are its settings.
+class ProblemSource(Source):
+    """A problem as a file names it.
 
-    A field `seed: int | None = None` follows the seed of the run unless it is set. A source whose every seed draws a
-    problem that has nothing in common with the others has a class attribute `drawn = True`: a study may then choose
-    settings by metrics of test, since other seeds test the choice.
+    A source whose every seed draws a problem that has nothing in common with the others has `drawn = True`: a study may
+    then choose settings by metrics of test, since other seeds test the choice.
     """
 
-    @property
-    def kind(self) -> str:
-        """The problem's name in the catalog."""
-        ...
+    drawn: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def lower_is_better(self) -> Collection[str]:
         """The metrics of the problem whose lower value is better, by the last part of their names."""
-        ...
 
+    @property
+    def shares(self) -> Collection[str] | None:
+        """The metrics of the problem that lie between 0 and 1; None, the default: their words tell."""
+        return None
+
+    @abstractmethod
     def load(self) -> Problem:
-        """Read or draw the `Problem`; raise `UserError` for a file that does not hold one."""
-        ...
+        """Read or draw the `Problem`; raise `UserError` for a file that is none."""
 
 
-class Solver(Protocol):
+class Solver(ABC):
     """An iterative method: a frozen model whose fields are its parameters, with explicit state.
 
     The arrays of a state hold everything that the next iteration depends on besides the problem, counters and step
     sizes included, so that a solve that is resumed gives the same answer. What follows from the problem alone, such
-    as a sparsity pattern, belongs to the problem.
+    as a sparsity pattern, belongs to the problem. `example` is a small problem that it takes, for its laws.
     """
 
-    @property
-    def kind(self) -> str:
-        """The solver's name in the catalog."""
-        ...
+    example: ClassVar[Any] = None
 
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str:
+            """The solver's name in the catalog."""
+
+    @abstractmethod
     def check(self, problem: Any) -> None:
         """Raise `UserError` if the solver does not take this `Problem`, or not with these parameters."""
-        ...
 
+    @abstractmethod
     def init(self, problem: Any, seed: int) -> Arrays:
         """Return the state before the first iteration; the time that it takes counts."""
-        ...
 
+    @abstractmethod
     def step(self, problem: Any, state: Arrays) -> tuple[Arrays, StepResult]:
         """Return the state after one iteration; may reuse the memory of `state`, which is not read again."""
-        ...
 
+    @abstractmethod
     def answer(self, state: Arrays) -> Arrays:
         """Return the answer that the state stands for, such as factors or a vector of labels; changes nothing."""
-        ...
 
 
 logger = logging.getLogger(__name__)

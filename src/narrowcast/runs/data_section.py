@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict
 from narrowcast.catalog import DATA
 from narrowcast.experiment import load_replicas, packaged_experiments
 from narrowcast.platform.config.files import Defaults, Section, apply_overrides, plugin_folders, validate
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Dataset, DataSource
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.samples import Samples
@@ -76,7 +75,7 @@ def _section(named: str) -> dict[str, Any] | None:
 def described(data: Dataset) -> list[tuple[str, str]]:
     """Return the names and values of what a person wants to know of a data set before a run."""
     examples = data.examples
-    rows = [("name", data.name), ("source", optional(data, "source", ""))]
+    rows = [("name", data.name), ("source", data.source)]
     rows += [(name.replace("_", " "), f"{size:,}") for name, size in data.sizes.items()]
     if isinstance(data, Samples):
         rows.append(("features", shapes(data.train.features)))

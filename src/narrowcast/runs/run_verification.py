@@ -20,7 +20,6 @@ from narrowcast._version import __version__
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.files import MODEL
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.models.start_model import whole_model
 from narrowcast.platform.rounds.client_contracts import ClientSplit
@@ -171,7 +170,7 @@ class _RunVerification:
     def _rounds(self, budget: Budget) -> Iterator[Check]:
         """Repeat rounds within the budget, and say which part of all that is."""
         journal = self.journal
-        if optional(self.experiment.backend, "on_failure") == "drop":
+        if not self.experiment.backend.repeats_rounds:
             yield Check("rounds", skipped="with backend.on_failure=drop, rounds depend on failures")
             return
         recorded = [row["round"] for row in journal.rounds]

@@ -17,7 +17,7 @@ from pydantic import Field
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import StepResult
+from narrowcast.platform.solving import Solver, StepResult
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.certificate import least_eigenvector
 from narrowcast.solves.semidefinite import SemidefiniteProgram, semidefinite_program_of, warn_of_low_rank
@@ -125,7 +125,7 @@ _STUCK, _LARGEST_TRACE = 0.9, 1e6
 """Ratio of |v| to the last one at which a proof of infeasibility is tried; the largest trace it is for, over V V's."""
 
 
-class BurerMonteiro(Section):
+class BurerMonteiro(Solver, Section):
     """Minimises <C, V V'> - <y, v> + s |v|^2 / 2, v = A(V V') - b, over V by L-BFGS, then sets y to y - s v.
 
     An iteration is one minimisation, of at most `inner_iterations` steps, and one update of y. The residual is the

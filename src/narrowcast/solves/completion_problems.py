@@ -36,7 +36,7 @@ from narrowcast.platform.data.user_files import located, npz_arrays
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.rating_baselines import biases_of, rating_baselines
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import Work
+from narrowcast.platform.solving import ProblemSource, Work
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.low_rank_matrix import difference, frobenius
 from narrowcast.solves.nuclear_norm import ball_metrics, nuclear_norm_program
@@ -210,7 +210,7 @@ MOST_SIDE = 10**7
 """Rows or columns."""
 
 
-class EntryCompletion(Section):
+class EntryCompletion(ProblemSource, Section):
     """Entries of a matrix, one a row of a CSV or Parquet file: its row and column, from 0, and its value.
 
     An .npz file has arrays `row`, `column` and `value` instead. A random share of the entries is held out for testing.
@@ -281,7 +281,7 @@ def _npz(path: Path) -> list[NDArray[Any]]:
 _FIELD_OF_DATA = re.compile(rf"\bdata\.(?=(?:{'|'.join(ExplicitRatings.model_fields)})\b)")
 
 
-class RatingCompletion(Section):
+class RatingCompletion(ProblemSource, Section):
     """Ratings of items by users: the training ratings are observed, less their mean, and the test ratings held out.
 
     Ratings for validation are held out too, where the split has some. Rows are items and columns users. Predictions are
@@ -337,7 +337,7 @@ class RatingCompletion(Section):
 _WHITE = 255.0
 
 
-class ImageCompletion(Section):
+class ImageCompletion(ProblemSource, Section):
     """A greyscale picture, values 0 to 1, of which a random share of the pixels is observed.
 
     Pictures are scikit-learn's `china` and `flower`, 427 x 640, or your own file, of 8 bits or the upper 8 of 16.
@@ -377,7 +377,7 @@ MOST_ENTRIES = 10**9
 """Of the whole matrix; numpy draws from no larger urn."""
 
 
-class SyntheticCompletion(Section):
+class SyntheticCompletion(ProblemSource, Section):
     """A random matrix U diag(s) V' of known rank and condition number, of which a random share is observed.
 
     U and V are orthonormal bases of Gaussian matrices and s falls geometrically from `condition` to 1. Exactly

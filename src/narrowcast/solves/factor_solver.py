@@ -19,7 +19,7 @@ from pydantic import Field
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.solving import Status, StepResult, name_of
+from narrowcast.platform.solving import Solver, Status, StepResult, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.completion_problems import Completion
 from narrowcast.solves.low_rank_matrix import Triples, leading, random_block
@@ -155,7 +155,7 @@ def next_triples(
 State = dict[str, NDArray[Any]]
 
 
-class FactorSolver(Section):
+class FactorSolver(Solver, Section):
     """Fields and steps of solvers whose iterate is left right', left [m, k] and right [n, k].
 
     A solver implements `iterate`, and `begin` if it keeps more than the factors and the residual D = P_Omega(M - left

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import StepResult
+from narrowcast.platform.solving import Solver, StepResult
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.completion_problems import Completion
 from narrowcast.solves.factor_solver import check_completion, row_major
@@ -106,7 +106,7 @@ class _InFace:
     core: FloatArray | None
 
 
-class InFaceFrankWolfe(Section):
+class InFaceFrankWolfe(Solver, Section):
     """Minimises |P_Omega(X - M)|^2 / 2 over matrices of nuclear norm at most `radius`, kept as a thin SVD.
 
     An iteration moves away from the worst point of the face that X is in, as far as the next smaller face (full step,

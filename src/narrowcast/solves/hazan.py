@@ -19,7 +19,7 @@ from pydantic import Field
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import StepResult, name_of
+from narrowcast.platform.solving import Solver, StepResult, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.completion_problems import Completion
 from narrowcast.solves.factor_solver import check_completion, row_major
@@ -235,7 +235,7 @@ _NOTHING = 1e-8
 _ROUNDING = 1e-14
 
 
-class Hazan(Section):
+class Hazan(Solver, Section):
     """X <- (1 - a) X + a z z', where z z' is the matrix of the set with the least product with the gradient.
 
     Completion problems are solved over the ball of nuclear norm `radius`, as matrices [[W1, X], [X', W2]] of trace at

@@ -26,7 +26,7 @@ from narrowcast.platform.config.files import Section
 from narrowcast.platform.data.user_files import located, readable
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import StepResult, name_of
+from narrowcast.platform.solving import ProblemSource, Solver, StepResult, name_of
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.certificate import Proof, sparse_eigenvalue_bound
 from narrowcast.solves.semidefinite import (
@@ -332,7 +332,7 @@ _LEAST_DROP, _EXACT = 1e-11, 1e-22
 """Of the objective, of a step that ends a stage; of sum_e d_e^4, the objective at which it ends too."""
 
 
-class LiftedStress(Section):
+class LiftedStress(Solver, Section):
     """Minimises sum_e (|p_i - p_j|^2 - d_e^2)^2 over positions in k >= d dimensions, then in d.
 
     Positions P in k dimensions are the semidefinite relaxation's Z = [[I, X'], [X, P P']] of rank at most k (Burer and
@@ -446,7 +446,7 @@ def _jacobian(problem: Localisation, at: FloatArray) -> csr_array:
     return csr_array((data, (rows, np.concatenate(columns))), shape=(len(first), sensors * size))
 
 
-class SensorLocalisation(Section):
+class SensorLocalisation(ProblemSource, Section):
     """Sensors and anchors uniform in the unit square or cube; pairs within the radio range measure their distance.
 
     A measured distance has a relative error of standard deviation `noise`. Lengths are in sides of the square. Raises
@@ -472,7 +472,7 @@ class SensorLocalisation(Section):
         return Localisation(self.kind, "drawn", network, self.proof)
 
 
-class SensorDistances(Section):
+class SensorDistances(ProblemSource, Section):
     """Sensors whose measured distances are in a text file: lines `anchor NAME x y` and `distance NAME NAME length`.
 
     Lines `sensor NAME x y` give true positions, which errors are measured with; positions may have a third coordinate.

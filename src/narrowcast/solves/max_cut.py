@@ -21,7 +21,7 @@ from narrowcast.platform.data.download import find
 from narrowcast.platform.data.user_files import located
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import Work
+from narrowcast.platform.solving import ProblemSource, Work
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.certificate import Proof, is_bounded_below, least_eigenvalue_bound, proof_work
 from narrowcast.solves.semidefinite import SemidefiniteProgram, SymmetricConstraints, numerical_rank
@@ -188,7 +188,7 @@ _GSET = "gset"
 """Folder and name of the collection, of which `narrowcast data fetch gset` brings five graphs."""
 
 
-class _Relaxation(Section):
+class _Relaxation(ProblemSource, Section):
     """Fields of every MAXCUT problem."""
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER

@@ -11,7 +11,7 @@ from pydantic import Field
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.solving import StepResult
+from narrowcast.platform.solving import Solver, StepResult
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.max_cut import MaxCut
 from narrowcast.solves.semidefinite import pataki_rank, warn_of_low_rank
@@ -25,7 +25,7 @@ _SPREAD = 1.2
 _FIRST_MOMENTUM, _MOST_MOMENTUM, _LOWERED = 0.45, 0.4999, 0.98
 
 
-class Mixing(Section):
+class Mixing(Solver, Section):
     """Replaces v_i by -(g_i / |g_i| + momentum v_i), normalised, where g_i = sum_j w_ij v_j; n updates an iteration.
 
     The residual is that of the first-order conditions, |g_i + |g_i| v_i| over |g_i|, both as norms over the vertices

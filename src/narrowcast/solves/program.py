@@ -26,7 +26,7 @@ from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.trust import check_may_run
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.solving import Status, StepResult, name_of
+from narrowcast.platform.solving import Solver, Status, StepResult, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 
 
@@ -87,7 +87,7 @@ _STATUSES = get_args(Status)
 _LONGEST = 300
 
 
-class Program(Section):
+class Program(Solver, Section):
     """Runs a program for each iteration, or for several: it reads the problem and its last state, and writes a new one.
 
     The program is called as `COMMAND... FOLDER`, and finds there, as CSV without headings and with indices from 0:

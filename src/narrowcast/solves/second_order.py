@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.solving import StepResult
+from narrowcast.platform.solving import Solver, StepResult
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.completion_problems import Completion
 from narrowcast.solves.factor_solver import (
@@ -106,7 +106,7 @@ def _tangent_fit(
 _LEAST_SMOOTHING = 1e-15
 
 
-class MatrixIRLS(Section):
+class MatrixIRLS(Solver, Section):
     """Minimises a smoothed log-determinant over the matrices that agree with all observed entries.
 
     With singular values s_i and smoothing e of the iterate, the next one is the X with P_Omega(X) = P_Omega(M) of least

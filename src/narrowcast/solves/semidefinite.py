@@ -30,7 +30,7 @@ from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.data.user_files import located, readable
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.solving import Work, name_of
+from narrowcast.platform.solving import ProblemSource, Work, name_of
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.certificate import Proof, gershgorin_bound, proof_work, sparse_eigenvalue_bound
 from narrowcast.solves.vector_kernels import pair_products
@@ -406,7 +406,7 @@ _SEPARATORS = re.compile(r"[\s,(){}]+")
 _ADVICE = "give lines m, number of blocks, sizes of blocks, targets, then a line `matrix block row column value` each"
 
 
-class SDPAFile(Section):
+class SDPAFile(ProblemSource, Section):
     """A semidefinite program in the sparse format of SDPA (.dat-s): minimise -<F_0, Y>, <F_i, Y> = c_i, Y >= 0.
 
     This is the dual of the two problems that the format states, so that `objective` is the negative of the optimum of

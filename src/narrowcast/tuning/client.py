@@ -23,7 +23,6 @@ from optuna.pruners import NopPruner
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.host import defer_signals
 from narrowcast.tuning.pruning import LearningCurve, OneObjectivePruning
@@ -141,7 +140,7 @@ class StudyClient:
         elif began_with != sha256:
             raise UserError(
                 f"the study {self.study.study_name} was begun with other data from "
-                f"{optional(source, 'path') or source.kind} (sha256 {began_with[:12]}, now {sha256[:12]}); put "
+                f"{source.location or source.kind} (sha256 {began_with[:12]}, now {sha256[:12]}); put "
                 "back the files as they were, or give this one another name (name: or --name)"
             )
         self._data[key] = sha256

@@ -19,7 +19,6 @@ from narrowcast._version import __version__
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.cluster.worker_pool import JobQueue, LocalPool, WorkerPool, dispatch
 from narrowcast.platform.config.files import flatten
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.redaction import hide_secrets
 from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import RunFailed, UserError
@@ -236,7 +235,7 @@ def _check_files_of_trials(file: StudyFile, client: StudyClient) -> None:
 
 
 def _path_of(file: StudyFile, params: Mapping[str, Any]) -> Path | None:
-    path: Path | None = optional(file.subject.source(file.build(params)), "path")
+    path: Path | None = file.subject.source(file.build(params)).location
     return path
 
 

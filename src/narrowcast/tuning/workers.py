@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 from narrowcast.experiment import Experiment
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.loop import LocalBackend, Rounds, lockstep
@@ -43,7 +42,7 @@ def selects(solve: Solve, metric: str) -> bool:
 
 def is_drawn(solve: Solve) -> bool:
     """Return whether each seed of the solve draws a problem of its own, so that other seeds test what was chosen."""
-    return bool(optional(solve.problem, "drawn")) and optional(solve.problem, "seed", 0) is None
+    return solve.problem.drawn and solve.problem.follows_seed
 
 
 def run_solve_trials(batch: TrialBatch, shared: SharedProblem) -> Generator[list[Evaluation], Collection[int], None]:

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
+from narrowcast.platform.contracts import DataSource
 from narrowcast.platform.data.partition import IID, Dirichlet, Natural, Partition, Shards, Similarity
 from narrowcast.platform.data.public_set import PublicSet
 from narrowcast.platform.data.samples import Labelled, Samples, tenths
@@ -30,7 +31,7 @@ class Splits(NamedTuple):
     test: Labelled
 
 
-class Classification(Section):
+class Classification(DataSource, Section):
     """A classification data set whose training samples are partitioned across clients.
 
     `validation_share` of the training samples is held out by `seed`; the others are distributed by `partition`.

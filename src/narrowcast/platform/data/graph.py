@@ -25,6 +25,7 @@ from pydantic import Field
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.plugins import check_installed
+from narrowcast.platform.contracts import DataSource
 from narrowcast.platform.data.user_files import located, npz_arrays
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -166,7 +167,7 @@ def check_nodes(labels: IntArray, n_classes: int, splits: Mapping[str, IntArray]
         raise UserError(f"{where}: no node is trained on; give at least one")
 
 
-class GraphSource(Section):
+class GraphSource(DataSource, Section):
     """A graph that each of `clients` trains on as a whole, as sub-networks of one model do."""
 
     clients: int = Field(1, ge=1, le=10_000, description="number of clients; each has the whole graph")

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
+from narrowcast.platform.contracts import DataSource
 from narrowcast.platform.data.download import find
 from narrowcast.platform.data.interactions import Events, Interactions, Validation, leave_one_out
 from narrowcast.platform.data.ncf import MOVIELENS, NEGATIVE, TEST, TRAIN, is_ncf, read_columns, read_ncf
@@ -21,7 +22,7 @@ MIN_INTERACTIONS = 20
 """Interactions that GroupLens and the published protocol require of every user."""
 
 
-class _MovieLens(Section):
+class _MovieLens(DataSource, Section):
     """Fields shared by the MovieLens sets; three interactions are a test, a validation and a training item."""
 
     validation: Validation = Field("second_last", description="choice of each user's validation item")
@@ -98,7 +99,7 @@ class MovieLensLatestSmall(_MovieLens):
         return self._split(self.kind, find(self.kind, ("ratings.csv",)) / "ratings.csv")
 
 
-class Pinterest(Section):
+class Pinterest(DataSource, Section):
     """55,187 users, 9916 items, 1,500,809 interactions without times, with NCF's fixed test items and negatives."""
 
     kind: Literal["pinterest"] = "pinterest"

@@ -14,6 +14,7 @@ from pyarrow import csv
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
+from narrowcast.platform.contracts import DataSource
 from narrowcast.platform.data.interactions import (
     NEGATIVES,
     Events,
@@ -50,7 +51,7 @@ MOVIELENS = {
 """The layouts of GroupLens' files and of RecBole's, by their names."""
 
 
-class NCF(Section):
+class NCF(DataSource, Section):
     """User data in NCF's files: `PATH.train.rating`, `PATH.test.rating` and `PATH.test.negative`, plain or gzipped."""
 
     kind: Literal["ncf"] = "ncf"

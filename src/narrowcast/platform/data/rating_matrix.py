@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
+from narrowcast.platform.contracts import DataSource
 from narrowcast.platform.data.download import find
 from narrowcast.platform.data.image_sets import MNIST, FashionMNIST
 from narrowcast.platform.data.ncf import MOVIELENS
@@ -187,7 +188,7 @@ MovieLens = Literal["ml-100k", "ml-1m", "ml-latest-small"]
 _FIELDS = ("user", "item", "rating", "time")
 
 
-class ExplicitRatings(Section):
+class ExplicitRatings(DataSource, Section):
     """Users' ratings of items as a matrix of items by users, of which the given entries are observed.
 
     Ratings come from a MovieLens set or from a user's file, one rating per row. Each user is a client, or users
@@ -342,7 +343,7 @@ def _read(path: Path) -> RatingTable:
 _SETS = {"digits": Digits, "mnist": MNIST, "fashion-mnist": FashionMNIST}
 
 
-class SampleColumns(Section):
+class SampleColumns(DataSource, Section):
     """The pixels of training images, 0 to 1, as the columns of a matrix of which every entry is observed.
 
     Classes are never trained on: they tell how well clusters agree with them. By default each client has images of one

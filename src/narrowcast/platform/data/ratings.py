@@ -25,6 +25,7 @@ from pyarrow import csv
 from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
+from narrowcast.platform.contracts import DataSource
 from narrowcast.platform.data.interactions import (
     NEGATIVES,
     NO_ITEM,
@@ -373,7 +374,7 @@ LEAST_INTERACTIONS = 3
 _log = logging.getLogger(__name__)
 
 
-class Ratings(Section):
+class Ratings(DataSource, Section):
     """Interactions of users with items, one per row of a CSV or Parquet file; each user is a client.
 
     Ids are whole numbers or text. Each user's last item by `time` is its test item, the one before it its validation

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from narrowcast.platform.config.kinds import members, optional
+from narrowcast.platform.config.kinds import members
 from narrowcast.platform.config.plugins import is_own
 from narrowcast.platform.contracts import Dataset, DataSource
 from narrowcast.platform.data.graph import UNKNOWN, NodeGraph
@@ -34,7 +34,7 @@ def load_checked(source: DataSource) -> Dataset:
         return source.load()
     method = method_of(source, "load")
     with naming(source, "load"):
-        with seeded_loading(optional(source, "seed")):
+        with seeded_loading(source.own_seed):
             data = source.load()
         if missing := sorted(name for name in members(Dataset) if not hasattr(data, name)):
             raise UserError(

@@ -68,14 +68,14 @@ class Documents(Classification):
         clients = len(kept) if self.clients is None else self.clients
         if not len(kept) or (natural and clients > len(kept)):
             raise UserError(
-                f"{self.kind}: {len(kept)} of {len(tokens)} documents have {self.min_examples} training windows, but "  # type: ignore[attr-defined]
+                f"{self.kind}: {len(kept)} of {len(tokens)} documents have {self.min_examples} training windows, but "
                 f"{max(clients, 1)} clients are requested; lower clients, min_examples, window or stride"
             )
         if natural:
             kept = np.sort(generator(self.seed or 0, "documents").choice(kept, clients, replace=False))
         if (total := int(counts[kept].sum()) * self.window) > MOST_TOKENS:
             raise UserError(
-                f"{self.kind}: the windows have {total:,} bytes, at most {MOST_TOKENS:,} are allowed; raise stride"  # type: ignore[attr-defined]
+                f"{self.kind}: the windows have {total:,} bytes, at most {MOST_TOKENS:,} are allowed; raise stride"
             )
         parts: list[list[Labelled]] = [[], [], []]
         for document in kept:

@@ -6,10 +6,11 @@ A `Backend` decides where a whole run is executed; that of this process, without
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -156,24 +157,30 @@ def _closed(live: LiveState, opened: Any, results: list[ChunkResult]) -> Outcome
     return outcome
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Executes a run: in this process, or on a cluster that it starts or joins."""
 
-    @property
-    def kind(self) -> str:
-        """The backend's name in the catalog."""
-        ...
+    if TYPE_CHECKING:
 
+        @property
+        def kind(self) -> str:
+            """The backend's name in the catalog."""
+
+    @property
+    def repeats_rounds(self) -> bool:
+        """Whether a round that is run again gives the same: not where clients are left out as hosts fail."""
+        return True
+
+    @abstractmethod
     def check(self, run: Run) -> None:
         """Raise `UserError` if the backend or the device is not available, before anything is written."""
-        ...
 
+    @abstractmethod
     def run(self, run: Run, state: RunState) -> Generator[Outcome, None, None]:
         """Run the rounds after `state` and yield the outcome of each; clean up when the iterator ends or is closed."""
-        ...
 
 
-class LocalBackend(Section):
+class LocalBackend(Backend, Section):
     """Execute the whole run in this process."""
 
     kind: Literal["local"] = "local"

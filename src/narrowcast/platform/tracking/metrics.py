@@ -30,7 +30,6 @@ import pyarrow as pa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from narrowcast.platform.config.files import flatten, suggest
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.units import BYTE_UNITS, NOT_KNOWN, TIME_UNITS, Unit, format_percent
 from narrowcast.platform.types import BoolArray, FloatArray
@@ -151,7 +150,8 @@ _LOWER_IS_BETTER = frozenset(
 
 def declared_by(model: Any) -> LowerIsBetter:
     """Return the names of the metrics that a model declares as better when lower, None if it declares nothing."""
-    return optional(model, "lower_is_better")
+    declared: LowerIsBetter = model.lower_is_better
+    return declared
 
 
 def lower_is_better(metric: str, declared: LowerIsBetter = None) -> bool:
@@ -203,7 +203,8 @@ def metric_label(name: str) -> str:
 
 def fraction_metrics(model: Any) -> FractionMetrics:
     """Return the names of the metrics that a model declares as shares, None if it declares nothing."""
-    return optional(model, "shares")
+    declared: FractionMetrics = model.shares
+    return declared
 
 
 def is_fraction(name: str, shares: FractionMetrics = None) -> bool:
