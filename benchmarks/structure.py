@@ -107,7 +107,7 @@ def probes(modules: Mapping[str, ast.Module]) -> int:
     """Return how often an attribute is asked for that may be missing: abilities that are sniffed."""
     calls = (node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.Call))
     names = Counter((call.func.id, len(call.args)) for call in calls if isinstance(call.func, ast.Name))
-    return sum(names[call] for call in (("getattr", 3), ("hasattr", 2), ("optional", 2), ("optional", 3)))
+    return sum(names[call] for call in (("getattr", 3), ("hasattr", 2)))
 
 
 def counts() -> dict[str, int]:

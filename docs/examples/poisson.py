@@ -11,11 +11,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.extend import Arrays, FloatArray, ProblemSource, Solver, StepResult, UserError, generator
+from narrowcast.extend import Arrays, FloatArray, Problem, ProblemSource, Solver, StepResult, UserError, generator
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Problem):
     """A right-hand side on n x n points whose solution is known."""
 
     solution: FloatArray

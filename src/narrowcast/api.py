@@ -227,11 +227,11 @@ def iterations(
     An iteration has `step`, `residual`, `solver_seconds`, `metrics` (empty if the answer was not measured) and `state`
     (a checkpoint, if one is due; the last iteration always has one).
     """
-    from narrowcast.platform.solving import begin, iterations
+    from narrowcast.platform.solving import begin, iterations, loaded_problem
     from narrowcast.solve_run import load_solve
 
     loaded = load_solve(_source(problem), _as_text(overrides))
-    posed = loaded.problem_source.load()
+    posed = loaded_problem(loaded.problem_source)
     loaded.solver.check(posed)
     yield from iterations(posed, loaded.solver, loaded, begin(posed, loaded.solver, loaded.seed))
 

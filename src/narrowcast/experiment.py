@@ -30,7 +30,7 @@ from narrowcast.catalog import (
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.platform.config.fields import Role, role_of
 from narrowcast.platform.config.files import Defaults, apply_overrides, flatten, plugin_folders, set_value, validate
-from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.config.kinds import kind_in
 from narrowcast.platform.config.run_fields import Identified, LastingPath, Tracking
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
 from narrowcast.platform.errors import UserError
@@ -225,7 +225,7 @@ def defaults_for(origin: str) -> Defaults:
 
 def _data_kind(values: Mapping[str, Any]) -> str:
     data = values.get("data")
-    return str(data.get("kind") if isinstance(data, dict) else optional(data, "kind", data))
+    return data if isinstance(data, str) else str(kind_in(data))
 
 
 def _suited_model(values: Mapping[str, Any]) -> str:

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         LocalRule,
         LocalTerms,
         LocalUpdates,
+        Payload,
         PayloadError,
         Profiles,
     )
@@ -126,6 +127,7 @@ __all__ = [
     "NeuralNetwork",
     "OwnModel",
     "Partitioner",
+    "Payload",
     "PayloadError",
     "Plain",
     "PrefixedArrays",
@@ -227,6 +229,7 @@ _HOMES = {
             "LocalRule",
             "LocalTerms",
             "LocalUpdates",
+            "Payload",
             "PayloadError",
             "Profiles",
         ),

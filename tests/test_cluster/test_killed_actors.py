@@ -14,6 +14,7 @@ import pytest
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.contracts import Executor
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.loop import Backend, LocalBackend, LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
@@ -195,7 +196,7 @@ def test_secure_sums_whose_keys_have_an_actor_of_their_own(case: str) -> None:
 
 
 @dataclass(frozen=True)
-class DroppingFirst:
+class DroppingFirst(Executor):
     """Drops the first chunk of round 1, as if its host had failed."""
 
     inner: LocalExecutor

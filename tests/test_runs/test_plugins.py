@@ -157,6 +157,7 @@ def test_a_bad_plugin_is_one_clear_line(name: str, tmp_path: Path) -> None:
 
 BASE = "from pydantic import BaseModel\nfrom narrowcast.extend import {base}\nclass X({base}, BaseModel):\n    {body}\n"
 UNFIT = {
+    "Backend": "is not a backend: it lacks check, run",
     "DataSource": "is not a data: it lacks load",
     "Model": "is not a model: it lacks check, evaluate, init_clients, init_server",
     "Training": "is not a training: it lacks check, device, epochs, mode, samples, train",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -148,6 +149,43 @@ def test_a_solve_and_an_experiment_are_not_compared(tmp_path: Path, solved: nc.S
     federated = nc.run("fedavg-digits", {"rounds": 2}, output=tmp_path, progress=False)
     with pytest.raises(nc.UserError, match="poisson is a solve and fedavg-digits is not"):
         nc.compare([solved, federated])
+
+
+OWN = """
+from typing import ClassVar
+from pydantic import BaseModel, ConfigDict
+from narrowcast.extend import ProblemSource, Solver
+class X({bases}):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: str = "x"
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "bases", "body", "message"),
+    [
+        ("problem", "BaseModel", "", "is not a problem: it has to extend ProblemSource"),
+        ("problem", "ProblemSource, BaseModel", "", "is not a problem: it lacks load, lower_is_better"),
+        ("solver", "BaseModel", "", "is not a solver: it has to extend Solver"),
+        ("solver", "Solver, BaseModel", "", "is not a solver: it lacks answer, check, init, step"),
+        (
+            "problem",
+            "ProblemSource, BaseModel",
+            "lower_is_better: ClassVar = ()\n    def load(self): return dict(name='mine')",
+            "X.load returned a dict, which is not a problem: it has to extend Problem of narrowcast.extend",
+        ),
+    ],
+)
+def test_a_class_of_ones_own_is_told_its_base(
+    section: str, bases: str, body: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"own_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(OWN.format(bases=bases, body=body))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(nc.UserError, match=re.escape(message)):
+        nc.solve(COMPLETION, {section: {"kind": f"{module}:X"}}, output=tmp_path / "runs", progress=False)
+    assert not (tmp_path / "runs" / COMPLETION).exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from dense_frank_wolfe import Dense, in_face_iterates
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.solving import Problem
 from narrowcast.platform.types import Arrays
 from narrowcast.solves.completion_problems import SyntheticCompletion
 from narrowcast.solves.frank_wolfe import InFaceFrankWolfe, ThinSVD
@@ -148,7 +149,7 @@ def test_bad_fields_and_problems_are_refused(solver: Any) -> None:
     with pytest.raises(ValueError, match="eigen_products"):
         solver(eigen_products=1)
     with pytest.raises(UserError, match="choose another solver"):
-        solver().check(type("Other", (), {"name": "poisson"})())
+        solver().check(type("Other", (Problem,), {"name": "poisson", "measure": None})())
 
 
 def test_bad_combinations_are_one_line() -> None:

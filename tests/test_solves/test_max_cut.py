@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.solving import Problem
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.certificate import is_bounded_below, least_eigenvalue_bound
 from narrowcast.solves.max_cut import MaxCut, MaxCutFile, RandomMaxCut, TorusMaxCut, round_by_hyperplanes
@@ -245,7 +246,7 @@ def test_bad_combinations_are_one_line() -> None:
     with pytest.raises(ValueError, match="edges is 11, but 5 vertices have 10 pairs"):
         RandomMaxCut(vertices=5, edges=11)
     with pytest.raises(UserError, match="problems of MAXCUT, not completion"):
-        Mixing().check(type("Other", (), {"name": "completion"})())
+        Mixing().check(type("Other", (Problem,), {"name": "completion", "measure": None})())
 
 
 def complete(tmp_path: Path, weight: float) -> MaxCut:

@@ -21,6 +21,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solve_run import Solve
 from narrowcast.solves.completion_problems import Completion, SyntheticCompletion
+from narrowcast.solves.max_cut import RandomMaxCut
 from narrowcast.solves.program import Program
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -162,7 +163,7 @@ def test_a_program_that_is_not_there_is_refused(solver: Program, message: str) -
 
 def test_a_problem_that_exports_nothing_is_refused() -> None:
     with pytest.raises(UserError, match=r"has no method exported\(\), which gives programs its arrays"):
-        DESCENT.check(object())
+        DESCENT.check(RandomMaxCut(vertices=5, edges=4, seed=0).load())
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.solving import Problem
 from narrowcast.platform.types import FloatArray
 from narrowcast.solves.max_cut import RandomMaxCut, unit_vectors
 from narrowcast.solves.mixing import Mixing
@@ -219,4 +220,4 @@ def test_other_problems_are_one_line() -> None:
     with pytest.raises(
         UserError, match="completion is not a semidefinite program; use problems such as sdpa or max_cut"
     ):
-        semidefinite_program_of(type("Other", (), {"name": "completion"})())
+        semidefinite_program_of(type("Other", (Problem,), {"name": "completion", "measure": None})())

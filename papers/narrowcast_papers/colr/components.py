@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from narrowcast.algorithms.client.sums import RowSum
 from narrowcast.algorithms.local_training.factorisation import FactorisationSGD, RowCohort
-from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.models.factorisation import ITEM_FACTORS
 from narrowcast.platform.rounds.loop import rounds
@@ -54,7 +54,7 @@ def count_components(change: NDArray[np.float32], n_items: int, share: float | S
 
 
 @dataclass
-class ComponentCounter:
+class ComponentCounter(Executor):
     """A local executor that counts the components of each client's update in every tenth round."""
 
     algorithm: Algorithm

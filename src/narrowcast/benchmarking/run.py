@@ -30,7 +30,7 @@ from narrowcast.cluster.worker_pool import LocalPool, RetryQueue, WorkerPool, di
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import RunFailed, StoreRefused, UserError, disk_failure, remedy
-from narrowcast.platform.solving import Problem, begin
+from narrowcast.platform.solving import Problem, begin, loaded_problem
 from narrowcast.platform.storage.disk import GO_ON, write_atomically, writing
 from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.platform.storage.host import host_clock
@@ -91,7 +91,7 @@ class WorkerMemory:
         source = repr(solve.problem_source)
         if self.problem is None or self.source != source:
             self.problem = None  # two of them may not fit into memory
-            self.problem, self.source = solve.problem_source.load(), source
+            self.problem, self.source = loaded_problem(solve.problem_source), source
         return self.problem
 
     def warm_up(self, solve: Solve, problem: Problem) -> None:

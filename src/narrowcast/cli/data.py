@@ -61,12 +61,13 @@ def show_data(
     A class or factory that the file names runs only in folders that you trust (`narrowcast trust FOLDER`), or with
     --trust.
     """
+    from narrowcast.platform.data.soundness import load_checked
     from narrowcast.platform.tracking.partition import write_overview, write_partition
     from narrowcast.runs.data_section import data_source, described, each_partition
 
     with looking(Path(named).parent, trust=trust):
         source = data_source(named, overrides)
-        loaded = source.load()
+        loaded = load_checked(source)
         table = Table(show_header=False, box=None, pad_edge=False)
         for name, value in described(loaded):
             table.add_row(name, value)

@@ -42,7 +42,7 @@ class _Call:
     deadline: float
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Trains the chunks of each round with one call per host; chunks of a failed host are trained again on others.
 
     The result of a chunk depends on the chunk only, so results do not depend on failures. `settled_round` is the last
@@ -231,7 +231,7 @@ class RunMetrics:
 
 
 @dataclass(frozen=True)
-class Metered:
+class Metered(Executor):
     """An executor that reports its queue to the metrics."""
 
     executor: RayExecutor

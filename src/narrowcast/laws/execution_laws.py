@@ -18,7 +18,7 @@ from narrowcast.algorithms.secure.schemes import Encryption, Masked, Plain, Prot
 from narrowcast.laws.algorithm_laws import MODELS
 from narrowcast.laws.law import LawBrokenError, require
 from narrowcast.laws.small_tasks import PLAN, Shuffled, run, sha256, task_of
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import Executor, Task
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.rounds.loop import Backend, LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
@@ -159,7 +159,7 @@ class Protected:
 
 
 @dataclass(frozen=True)
-class Losing:
+class Losing(Executor):
     """Loses the uploads of the first client of each chunk, after their masks are agreed."""
 
     executor: Any

@@ -221,7 +221,7 @@ def digest(arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-class Shuffled:
+class Shuffled(Executor):
     """Trains the chunks of a round in another order, and in another process's memory: everything is pickled."""
 
     def __init__(self, algorithm: Algorithm, task: Task) -> None:
@@ -240,7 +240,7 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class Limited:
+class Limited(Executor):
     """Gives the clients of every chunk budgets from nothing to plenty, and loses the uploads of some."""
 
     executor: Any

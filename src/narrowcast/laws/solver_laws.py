@@ -14,7 +14,7 @@ from narrowcast.catalog import PROBLEMS
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.solving import Problem, ProblemSource, Solver, SolveState, begin, measured
+from narrowcast.platform.solving import Problem, ProblemSource, Solver, SolveState, begin, loaded_problem, measured
 from narrowcast.platform.types import Arrays
 
 _ITERATIONS = 6
@@ -57,7 +57,7 @@ def solver_cases(solver: Solver) -> dict[str, Posed]:
     sources |= {kind: PROBLEMS[kind].model_validate({"kind": kind, **fields}) for kind, fields in SMALL.items()}
     cases = {}
     for kind, source in sources.items():
-        problem = source.load()
+        problem = loaded_problem(source)
         try:
             solver.check(problem)
         except UserError:
@@ -69,12 +69,12 @@ def solver_cases(solver: Solver) -> dict[str, Posed]:
 def a_problem_is_the_same_in_every_process(source: ProblemSource) -> None:
     """Load it twice, the second time through pickle."""
     again: ProblemSource = pickle.loads(pickle.dumps(source))
-    require(source.load().digest == again.load().digest, "the same problem has another digest")
+    require(loaded_problem(source).digest == loaded_problem(again).digest, "the same problem has another digest")
 
 
 def a_problem_has_sizes(source: ProblemSource) -> None:
     """Look at the sizes that a run reports."""
-    sizes = source.load().sizes
+    sizes = loaded_problem(source).sizes
     require(sizes, "it has no sizes")
     wrong: list[Any] = [size for size in sizes.values() if type(size) is not int or size < 1]
     require(not wrong, f"the sizes {wrong} are not positive integers")
@@ -124,7 +124,7 @@ def _answer(posed: Posed, state: SolveState) -> str:
 
 def digest_of_problem(source: ProblemSource) -> str:
     """Return the digest of the problem, loaded anew."""
-    return source.load().digest
+    return loaded_problem(source).digest
 
 
 def digest_of_solver(posed: Posed) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, get_arg
 import numpy as np
 from typing_extensions import TypeVar
 
-from narrowcast.platform.config.kinds import from_fields, optional
+from narrowcast.platform.config.kinds import from_fields
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, ClientSplit, SecureRounds
 from narrowcast.platform.seeds import PrivateSeed
@@ -22,6 +22,7 @@ from narrowcast.platform.types import (
     BoolArray,
     Chunk,
     ChunkResult,
+    ClientMeasures,
     FloatArray,
     IntArray,
     LocalTerms,
@@ -34,18 +35,31 @@ from narrowcast.platform.types import (
 Split = Literal["validation", "test"]
 
 
-class Dataset(RunInput, Protocol):
+class Dataset(RunInput):
     """The data of all clients, held once and indexed by client."""
 
-    @property
-    def n_clients(self) -> int:
-        """The number of clients, U."""
-        ...
+    if TYPE_CHECKING:
+
+        @property
+        def n_clients(self) -> int:
+            """The number of clients, U."""
+
+        @property
+        def examples(self) -> IntArray:
+            """The number of training examples of every client, [U]."""
 
     @property
-    def examples(self) -> IntArray:
-        """The number of training examples of every client, [U]."""
-        ...
+    def inputs(self) -> Arrays:
+        """The inputs of the training samples by name; none by default."""
+        return {}
+
+    def examples_of(self, split: ClientSplit) -> IntArray:
+        """Return the number of each client's own samples of a split, [U].
+
+        Raise `UserError` if it has none by definition; by default, whose the samples are is not known.
+        """
+        del split
+        raise UserError(f"{self.name} does not say which samples are whose; leave evaluate_clients out")
 
 
 DataT_co = TypeVar("DataT_co", bound=Dataset, default=Any, covariant=True)
@@ -552,7 +566,7 @@ class Algorithm(ABC):
     @property
     def traits(self) -> Traits:
         """The traits of this algorithm, with its fields as they are set; a field `codec` has the stages of uploads."""
-        codec = optional(self, "codec")
+        codec = vars(self).get("codec")
         return Traits(codec=codec if isinstance(codec, tuple) else ())
 
     @property
@@ -697,13 +711,19 @@ class Algorithm(ABC):
         return [OwnModel(np.arange(len(chunk.clients)), task.model, self.personal(broadcast, chunk, task))]
 
 
-class Executor(Protocol):
-    """Trains chunks in this process or elsewhere; results must not depend on the executor.
+class Executor(ABC):
+    """Trains chunks in this process or elsewhere; results must not depend on the executor."""
 
-    One that evaluates clients too has `measure(broadcast, chunks, splits)`, which returns the `ClientMeasures` of all
-    chunks in their order and keeps nothing; for others, the process of the round loop does it.
-    """
-
+    @abstractmethod
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round and return their results in the order of the chunks."""
-        ...
+
+    def measure(
+        self, broadcast: Arrays, chunks: Sequence[Chunk], splits: Sequence[ClientSplit]
+    ) -> list[ClientMeasures] | None:
+        """Measure the clients of all chunks, in the order of the chunks, and keep nothing.
+
+        Return None, the default, where the process of the round loop is to do it.
+        """
+        del broadcast, chunks, splits
+        return None

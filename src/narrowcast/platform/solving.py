@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 import numpy as np
 
 from narrowcast.platform.compiled import one_thread
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.plugins import said
 from narrowcast.platform.contracts import Source
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.rounds.contract_checks import method_of, noun
 from narrowcast.platform.rounds.state import Interrupted
 from narrowcast.platform.storage.host import allow_signals, host_clock, stop_requested
 from narrowcast.platform.types import ITERATION, ITERATION_COLUMNS, Arrays, RunInput, arrays_under
@@ -53,21 +53,53 @@ class Work:
     measurement: float
 
 
-class Problem(RunInput, Protocol):
+class Problem(RunInput, ABC):
     """A problem that is loaded: its data, and how an answer is measured.
 
-    One whose measurements may take longer than iterations has a method `measurement_work(answer: Arrays) -> Work` too:
-    the loop then leaves out measurements that would take more of the run than its iterations.
+    A subclass overrides `measure`. The other methods are optional: each stands here with what it returns for a problem
+    that does not offer it.
     """
 
+    @abstractmethod
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of an answer; those that depend on held-out data are named `test.metric`."""
-        ...
+
+    def measurement_work(self, answer: Arrays) -> Work:
+        """Return the work of an iteration and of measuring this answer; by default it is not counted.
+
+        Measurements that would take more of the run than its iterations are left out.
+        """
+        del answer
+        return Work(0, 0)
+
+    def baselines(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the metrics of answers to compare with, by the name of each; none by default."""
+        return {}
+
+    @property
+    def exports(self) -> bool:
+        """Whether programs in other languages, solvers of the kind `program`, can be given it: it has `exported`."""
+        return type(self).exported is not Problem.exported
+
+    def exported(self) -> Arrays:
+        """Return what programs in other languages are given of the problem, by the names of their files."""
+        raise NotImplementedError(f"{type(self).__name__} has no exported")
 
 
 def name_of(problem: Any) -> str:
     """Return the name of a problem, or of what was given in its place, short enough for an error."""
-    return f"{optional(problem, 'name', problem)!s:.60}"
+    return f"{problem.name if isinstance(problem, Problem) else problem!s:.60}"
+
+
+def loaded_problem(source: ProblemSource) -> Problem:
+    """Return what a source loads; raise `UserError` if what a source of others loads is not one."""
+    problem = source.load()
+    if not isinstance(problem, Problem):
+        raise UserError(
+            f"{method_of(source, 'load')} returned {noun(problem)}, which is not a problem: it has to extend Problem "
+            "of narrowcast.extend"
+        )
+    return problem
 
 
 class ProblemSource(Source):
@@ -254,8 +286,7 @@ def measured(problem: Problem, solver: Solver, state: SolveState) -> Mapping[str
 
 def work_of(problem: Problem, solver: Solver, state: SolveState) -> Work:
     """Return the work of an iteration and of a measurement now, none where the problem does not count it."""
-    count = optional(problem, "measurement_work")
-    return count(solver.answer(state.arrays)) if count is not None else Work(0, 0)
+    return problem.measurement_work(solver.answer(state.arrays))
 
 
 def is_affordable(work: Work, state: SolveState) -> bool:

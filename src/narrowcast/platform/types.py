@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,21 +100,20 @@ class Profiles:
         )
 
 
-class Payload(Protocol):
-    """Contract of anything that is sent over a link; its size is that of its packed bytes."""
+class Payload(ABC):
+    """Base of anything that is sent over a link; its size is that of its packed bytes.
 
+    Its class method `from_bytes` unpacks the bytes without running code, with what the receiver knows besides; it
+    raises `PayloadError` if they are malformed.
+    """
+
+    @abstractmethod
     def wire_bits(self) -> int:
         """Return eight times the length of `to_bytes()`, computed without packing."""
-        ...
 
+    @abstractmethod
     def to_bytes(self) -> bytes:
         """Return the bytes that a radio would send."""
-        ...
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Unpack the bytes without running code; raise `PayloadError` if they are malformed."""
-        ...
 
 
 class PayloadError(ValueError):
@@ -409,28 +409,26 @@ class RoundRecord:
     touched_bits: int = 0
 
 
-class RunInput(Protocol):
-    """The loaded input of a run, a data set or a problem."""
+class RunInput:
+    """The loaded input of a run, a data set or a problem, which has these as fields or properties."""
 
-    @property
-    def name(self) -> str:
-        """The name of the data set or problem."""
-        ...
+    if TYPE_CHECKING:
 
-    @property
-    def source(self) -> str:
-        """The file, site or generator that it comes from."""
-        ...
+        @property
+        def name(self) -> str:
+            """The name of the data set or problem."""
 
-    @property
-    def digest(self) -> str:
-        """The sha256 of everything that a run can see of it."""
-        ...
+        @property
+        def source(self) -> str:
+            """The file, site or generator that it comes from."""
 
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The sizes to report with a run, such as the number of items, classes or observed entries."""
-        ...
+        @property
+        def digest(self) -> str:
+            """The sha256 of everything that a run can see of it."""
+
+        @property
+        def sizes(self) -> Mapping[str, int]:
+            """The sizes to report with a run, such as the number of items, classes or observed entries."""
 
 
 ITERATION = "iteration"

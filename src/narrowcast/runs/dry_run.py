@@ -15,7 +15,7 @@ from narrowcast.experiment import Experiment, load_replicas
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import start
-from narrowcast.platform.solving import begin, iterations
+from narrowcast.platform.solving import begin, iterations, loaded_problem
 from narrowcast.platform.tracking import units
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.folder import free_folder
@@ -70,7 +70,7 @@ def _experiment(experiment: Experiment, replicas: int) -> Iterator[tuple[str, st
 
 
 def _solve(solve: Solve) -> Iterator[tuple[str, str]]:
-    problem = solve.problem_source.load()
+    problem = loaded_problem(solve.problem_source)
     solve.solver.check(problem)
     yield "problem", data_line(problem)
     yield "solver", solve.solver.kind

@@ -22,7 +22,6 @@ from narrowcast._version import __version__
 from narrowcast.algorithms.codecs.messages import dense_wire_bits, rows_wire_bits
 from narrowcast.experiment import Experiment
 from narrowcast.platform.config.files import MODEL
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.plugins import said
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.factorisation import ITEM_FACTORS
@@ -112,12 +111,10 @@ def baselines_entry(measuring: Any, *data: Any) -> dict[str, Any]:
 
     Baselines of others' classes that fail are left out with a warning: the run has been trained.
     """
-    if not callable(baselines := optional(measuring, "baselines")):
-        return {}
     try:
         measured = {
             str(name): {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
-            for name, metrics in baselines(*data).items()
+            for name, metrics in measuring.baselines(*data).items()
         }
     except Exception as error:
         logger.warning("the baselines of %s are left out: %s", type(measuring).__name__, said(error))
@@ -128,9 +125,7 @@ def baselines_entry(measuring: Any, *data: Any) -> dict[str, Any]:
 
 def inputs_entry(task: Task) -> dict[str, Any]:
     """Return the entry of `result.json` with type, shape and range of the training samples' inputs, empty without."""
-    features = optional(optional(task.data, "train"), "features")
-    named = features if isinstance(features, Mapping) else {"features": features}
-    arrays = {name: each for name, each in named.items() if isinstance(each, np.ndarray) and each.size}
+    arrays = {name: values for name, values in task.data.inputs.items() if values.size}
     inputs = {
         name: {
             "dtype": str(each.dtype),

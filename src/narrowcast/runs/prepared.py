@@ -42,7 +42,7 @@ from narrowcast.platform.rounds.contract_checks import (
 from narrowcast.platform.rounds.evaluation import measure
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run, RunState, start
-from narrowcast.platform.solving import Iteration, Problem, SolveState, begin, iterations, measured
+from narrowcast.platform.solving import Iteration, Problem, SolveState, begin, iterations, loaded_problem, measured
 from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.tracking.metrics import check_targets, fraction_metrics
@@ -288,7 +288,7 @@ def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = 
     if kept is None:
         problem, state = _begun(solve, problem)
     else:
-        problem = problem or solve.problem_source.load()
+        problem = problem or loaded_problem(solve.problem_source)
         check_same_data(folder, kept, problem)
         problem, state = _checked_solve(solve, problem), kept.state
         if written > state.step:
@@ -299,7 +299,7 @@ def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = 
 
 def _checked_solve(solve: Solve, problem: Problem | None = None) -> Problem:
     """Return the problem after the check that the solver takes it."""
-    problem = problem or solve.problem_source.load()
+    problem = problem or loaded_problem(solve.problem_source)
     solve.solver.check(problem)
     return problem
 
@@ -334,7 +334,7 @@ def prepare_solves(
     if resume_if_begun and len(solves) == 1 and has_run(output / solves[0].name):
         return [resume_solve(output / solves[0].name, solves[0])]
     problems = {repr(solve.problem_source): solve.problem_source for solve in solves}
-    loaded = {key: source.load() for key, source in problems.items()}
+    loaded = {key: loaded_problem(source) for key, source in problems.items()}
     return [prepare_solve(solve, output, loaded[repr(solve.problem_source)]) for solve in solves]
 
 

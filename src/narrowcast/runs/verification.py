@@ -22,7 +22,7 @@ from narrowcast.platform.config.plugins import said
 from narrowcast.platform.config.trust import is_looking, looking, remedy
 from narrowcast.platform.config.yaml import read_limited, read_yaml
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.solving import Problem, SolveState, Status, begin, end_of, iterations
+from narrowcast.platform.solving import Problem, SolveState, Status, begin, end_of, iterations, loaded_problem
 from narrowcast.platform.storage.checkpoint import Checkpoint, read_checkpoints
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.storage.journal import ROUNDS, Journal, evaluation, read_locked, step_of
@@ -52,7 +52,7 @@ _OF_THE_CLOCK = f"milliseconds of the solver: their sums agree, and no file prov
 
 
 def _problem_of(solve: Solve) -> Problem:
-    return solve.problem_source.load()
+    return loaded_problem(solve.problem_source)
 
 
 def verify_solve(folder: Path, budget: Budget, load: Callable[[Solve], Problem] = _problem_of) -> Iterator[Check]:

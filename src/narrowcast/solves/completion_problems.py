@@ -41,7 +41,7 @@ from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.low_rank_matrix import difference, frobenius
 from narrowcast.solves.nuclear_norm import ball_metrics, nuclear_norm_program
 from narrowcast.solves.observed import ObservedMatrix, observe, observed_at
-from narrowcast.solves.semidefinite import SemidefiniteProgram
+from narrowcast.solves.semidefinite import SemidefiniteProblem, SemidefiniteProgram
 
 LOWER_IS_BETTER = (
     *("observed_error", "relative_error", "unseen_error", "column_sum_error", "rmse"),
@@ -60,7 +60,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True, eq=False)
-class Completion:
+class Completion(SemidefiniteProblem):
     """A matrix of which some entries are observed; an answer is `left` [m, k] and `right` [n, k].
 
     `truth` is the whole matrix where it is known: factors (left, right) of a matrix of low rank, or a dense array.

@@ -31,6 +31,7 @@ from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.certificate import Proof, sparse_eigenvalue_bound
 from narrowcast.solves.semidefinite import (
     NEGLIGIBLE,
+    SemidefiniteProblem,
     SemidefiniteProgram,
     SymmetricConstraints,
     constraints_of,
@@ -179,7 +180,7 @@ LOWER_IS_BETTER = ("objective", "bound", "gap", "rank", "position_rmse", "stress
 
 
 @dataclass(frozen=True, eq=False)
-class Localisation:
+class Localisation(SemidefiniteProblem):
     """Find Z = [[I, X'], [X, Y]] >= 0 of side d + n whose squared distances are near the measured ones.
 
     An answer is `positions` X [n, d]; `lifted` P [n, k], k >= d, stands for Z with X = P[:, :d] and Y = P P'. With

@@ -24,7 +24,12 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.solving import ProblemSource, Work
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.certificate import Proof, is_bounded_below, least_eigenvalue_bound, proof_work
-from narrowcast.solves.semidefinite import SemidefiniteProgram, SymmetricConstraints, numerical_rank
+from narrowcast.solves.semidefinite import (
+    SemidefiniteProblem,
+    SemidefiniteProgram,
+    SymmetricConstraints,
+    numerical_rank,
+)
 from narrowcast.solves.vector_kernels import cut_values, weighted_sums
 from narrowcast.solves.weighted_graph import WeightedGraph, random_graph, read_graph, torus
 
@@ -66,7 +71,7 @@ _UNIT = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class MaxCut:
+class MaxCut(SemidefiniteProblem):
     """Maximise sum_edges w_ij (1 - <v_i, v_j>) / 2 over unit vectors; an answer is `vectors` [n, k].
 
     With scalars +1 and -1 for vectors this is the largest cut. With X = V V' it is the semidefinite program

@@ -23,7 +23,6 @@ import psutil
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.trust import check_may_run
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.solving import Solver, Status, StepResult, name_of
@@ -118,7 +117,7 @@ class Program(Solver, Section):
             raise UserError(f"solver.command: no program {self.command[0]} is installed; give its name or its path")
         if self.script is not None and not self.script.is_file():
             raise UserError(f"solver.script = {self.script}: there is no such file; give its path")
-        if not callable(optional(problem, "exported")):
+        if not problem.exports:
             raise UserError(
                 f"{name_of(problem)} has no method exported(), which gives programs its arrays; choose another problem"
             )

@@ -17,6 +17,7 @@ import hashlib
 import logging
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,10 +28,9 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.data.user_files import located, readable
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.solving import ProblemSource, Work, name_of
+from narrowcast.platform.solving import Problem, ProblemSource, Work, name_of
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.certificate import Proof, gershgorin_bound, proof_work, sparse_eigenvalue_bound
 from narrowcast.solves.vector_kernels import pair_products
@@ -221,8 +221,17 @@ NEGLIGIBLE = 1e-6
 """Of the largest singular value, below which a direction of the vectors does not count in their rank."""
 
 
+class SemidefiniteProblem(Problem):
+    """A problem that states a semidefinite program, for solvers of those."""
+
+    @property
+    @abstractmethod
+    def program(self) -> SemidefiniteProgram:
+        """The program."""
+
+
 @dataclass(frozen=True, eq=False)
-class SemidefiniteProgram:
+class SemidefiniteProgram(SemidefiniteProblem):
     """Minimise <C, X> over positive semidefinite X [n, n] with <A_i, X> = b_i; an answer is `vectors` V, X = V V'.
 
     Shapes: cost C [n, n], symmetric, in compressed rows; targets b [m]; `vectors` [n, k]. An answer may have a `dual`
@@ -258,6 +267,11 @@ class SemidefiniteProgram:
                 f"constraint {wrong[0] + 1} asks a sum of diagonal entries to be {self.targets[wrong[0]]:g}, which no "
                 "positive semidefinite matrix satisfies; change its sign"
             )
+
+    @property
+    def program(self) -> SemidefiniteProgram:
+        """The program itself."""
+        return self
 
     @cached_property
     def digest(self) -> str:
@@ -394,10 +408,9 @@ def numerical_rank(vectors: FloatArray) -> float:
 
 def semidefinite_program_of(problem: Any) -> SemidefiniteProgram:
     """Return the semidefinite program that a problem is, or that its `program` states; raise `UserError` for others."""
-    program = optional(problem, "program", problem)
-    if not isinstance(program, SemidefiniteProgram):
+    if not isinstance(problem, SemidefiniteProblem):
         raise UserError(f"{name_of(problem)} is not a semidefinite program; use problems such as sdpa or max_cut")
-    return program
+    return problem.program
 
 
 MOST_SIDE = 10**6

@@ -27,7 +27,7 @@ from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.loop import lockstep
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run, RunState, start
-from narrowcast.platform.solving import begin, iterations
+from narrowcast.platform.solving import begin, iterations, loaded_problem
 from narrowcast.runs.outputs import answer_sha256
 from narrowcast.solve_run import load_solve
 from narrowcast.studies.results import COUNTS, METRICS, Rows, append
@@ -141,13 +141,10 @@ def _parameters(run: Run, state: RunState) -> tuple[Any, Any]:
 def baselines_of(spec: RunSpec, seed: int) -> Mapping[str, Mapping[str, float]]:
     """Return the metrics of each baseline of a specification's problem or data, by the baseline's name."""
     if names_solve(spec.experiment):
-        problem: Any = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"]).problem_source.load()
-        of_problem: Mapping[str, Mapping[str, float]] = problem.baselines()
-        return of_problem
+        solve = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"])
+        return loaded_problem(solve.problem_source).baselines()
     experiment = spec.configured(seed, spec.label)
-    model: Any = experiment.model
-    of_data: Mapping[str, Mapping[str, float]] = model.baselines(experiment.data_source.load())
-    return of_data
+    return experiment.model.baselines(experiment.data_source.load())
 
 
 def light_baseline(spec: RunSpec, seed: int, *, test: bool = True) -> dict[str, Any]:
@@ -167,7 +164,7 @@ def light_solve(spec: RunSpec, seed: int, *, test: bool = True) -> dict[str, Any
     """Solve a specification and return its result, whose rounds are iterations; without `test` no test metrics."""
     began = time.perf_counter()
     solve = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"])
-    problem = solve.problem_source.load()
+    problem = loaded_problem(solve.problem_source)
     solve.solver.check(problem)
     *_, last = iterations(problem, solve.solver, solve, begin(problem, solve.solver, seed))
     assert last.state is not None

@@ -26,7 +26,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.evaluation import measure
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import start
-from narrowcast.platform.solving import ProblemSource, begin, iterations, measured
+from narrowcast.platform.solving import ProblemSource, begin, iterations, loaded_problem, measured
 from narrowcast.platform.tracking.metrics import FractionMetrics, LowerIsBetter, declared_by, fraction_metrics
 from narrowcast.solve_run import Solve, build_solve
 from narrowcast.tuning.settings import EXPERIMENT_COSTS, SOLVE_COSTS
@@ -90,6 +90,10 @@ class RunKind(ABC):
     def measures(self, run: Any) -> Any:
         """Return the model or problem, which declares its metrics."""
 
+    def untimed(self, run: Any) -> Any:
+        """Return the run without a limit of measured time, which it does not have by default."""
+        return run
+
     def declared(self, run: Any) -> LowerIsBetter:
         """Return the metrics that are declared as better when lower."""
         return declared_by(self.measures(run))
@@ -127,6 +131,10 @@ class SolveKind(RunKind):
         """Return the validated solve."""
         return build_solve(values, origin)
 
+    def untimed(self, run: Solve) -> Solve:
+        """Return the solve without a limit of the solver's time."""
+        return run.model_copy(update={"solver_seconds": None})
+
     def of_worker(self, run: Solve) -> Solve:
         """Return the solve with measured iterations alone, and a state at its end alone."""
         return run.model_copy(
@@ -143,7 +151,7 @@ class SolveKind(RunKind):
 
     def load(self, run: Solve) -> SharedProblem:
         """Load the problem."""
-        return SharedProblem(run.problem_source, run.problem_source.load())
+        return SharedProblem(run.problem_source, loaded_problem(run.problem_source))
 
     def check(self, run: Solve, shared: SharedProblem) -> None:
         """Check the solver on the problem that is shared."""

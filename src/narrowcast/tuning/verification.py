@@ -16,7 +16,6 @@ from typing import Any
 
 import optuna
 
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.trust import is_looking, remedy
 from narrowcast.platform.config.yaml import read_limited, read_yaml
 from narrowcast.platform.errors import UserError
@@ -298,9 +297,8 @@ class _StudyVerification:
     def _other_evaluation(self, trial: _Repeatable, shared: Any, most: int) -> str:
         """Return how a trial that is run again differs from its evaluations, in words."""
         limits = {name: limit for name, limit in self.file.settings.budget_columns.items() if name not in _MEASURED}
-        timed = any(optional(run, "solver_seconds") is not None for run in trial.spec.runs)
-        timed = timed or len(limits) < len(self.file.settings.budget_columns)
-        runs = tuple(_untimed(run) for run in trial.spec.runs)
+        runs = tuple(self.file.subject.untimed(run) for run in trial.spec.runs)
+        timed = runs != trial.spec.runs or len(limits) < len(self.file.settings.budget_columns)
         rows, last, on_test = trial.rows, int(trial.rows[-1]["round"]), trial.spec.on_test
         batch = TrialBatch((replace(trial.spec, runs=runs),), limits)
         with closing(self.file.subject.run_trials(batch, shared)) as made:
@@ -339,11 +337,6 @@ def _evaluations(made: Generator[list[Evaluation], Any, None]) -> Iterator[Evalu
             message = made.send(())
         except StopIteration:
             return
-
-
-def _untimed(run: Any) -> Any:
-    """Return a solve without a limit of time, and an experiment as it is."""
-    return run.model_copy(update={"solver_seconds": None}) if "solver_seconds" in type(run).model_fields else run
 
 
 def _is_less(value: Any, before: Any) -> bool:

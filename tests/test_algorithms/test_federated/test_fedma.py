@@ -18,7 +18,7 @@ from narrowcast.algorithms.federated.unit_matching import Matching, UnitPrior, m
 from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.experiment import load_experiment
 from narrowcast.laws.small_tasks import windows
-from narrowcast.platform.contracts import Recipients, Task
+from narrowcast.platform.contracts import Executor, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP, CharLSTM
 from narrowcast.platform.rounds.loop import rounds
@@ -204,7 +204,7 @@ def test_no_training_again_sends_the_permuted_layers_as_they_are() -> None:
     assert [each.ledger.examples.sum() > 0 for each in matched] == [True, False, False]
 
 
-class Losing:
+class Losing(Executor):
     """Loses one client's upload in one round."""
 
     def __init__(self, executor: Any, round_index: int, client: int) -> None:

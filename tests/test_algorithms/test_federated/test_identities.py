@@ -10,7 +10,7 @@ from narrowcast.algorithms.codecs.low_rank import draw_basis
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, basis_seed, draw_components
-from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.chunks import make_chunks
@@ -210,7 +210,7 @@ def assert_same(one: ChunkResult, other: ChunkResult) -> None:
             assert np.array_equal(mine[name], theirs[name])
 
 
-class OutOfOrder:
+class OutOfOrder(Executor):
     """Trains the chunks last to first, as a cluster may, and hands the results back in the order of the chunks."""
 
     def __init__(self, algorithm: Algorithm, task: Task) -> None:

@@ -19,7 +19,7 @@ from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS, Adam, Momentum
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import Executor, Task
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
@@ -34,7 +34,7 @@ EVERYONE = np.arange(6)
 
 
 @dataclass(frozen=True)
-class LosingRounds:
+class LosingRounds(Executor):
     """Loses all uploads of these rounds."""
 
     executor: Any

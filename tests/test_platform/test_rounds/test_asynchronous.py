@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -222,7 +221,7 @@ def test_what_cannot_be_buffered_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Sized:
+class Sized(Payload):
     """A payload that is nothing but its size."""
 
     bits: int
@@ -230,13 +229,15 @@ class Sized:
     def wire_bits(self) -> int:
         return self.bits
 
+    def to_bytes(self) -> bytes:
+        return bytes(self.bits // 8)
+
 
 class Publishing(FedAvg):
     """FedAvg that publishes an update of 2 to the power of the step's number bits, and the whole model for 2^40."""
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        update = cast(Payload, Sized(2**round_index))
-        return Broadcast(server, cast(Payload, Sized(2**40)), update)
+        return Broadcast(server, Sized(2**40), Sized(2**round_index))
 
 
 def test_a_stale_client_is_sent_the_updates_since_the_version_that_it_took() -> None:

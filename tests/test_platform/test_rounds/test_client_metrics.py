@@ -12,7 +12,7 @@ import pytest
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.experiment import load_experiment
 from narrowcast.laws.small_tasks import sample_sets
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import Dataset, Executor, Model, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.synthetic import Synthetic
 from narrowcast.platform.data.text import Shakespeare
@@ -181,8 +181,8 @@ def test_chunks_executors_and_lockstep_give_the_same_figures() -> None:
     other = Run(plan.model_copy(update={"seed": 1}), FedAvg(), run.task)
     together = [each[0] for each in lockstep([run, other])][-1]
 
-    class TrainsOnly:
-        train = LocalExecutor(run).train
+    class TrainsOnly(Executor):
+        train = LocalExecutor(run).train  # type: ignore[assignment]
 
     elsewhere = list(rounds(run, TrainsOnly()))[-1]
     assert alone.state is not None
@@ -229,9 +229,13 @@ def test_names_are_split_metric_statistic() -> None:
 
 
 @dataclass(frozen=True)
-class Unknown:
+class Elsewhere(Dataset):
     name: str = "elsewhere"
-    kind: str = "elsewhere"
+
+
+class Unmeasured(Model):
+    kind = "unmeasured"
+    check = init_server = init_clients = evaluate = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -239,8 +243,8 @@ class Unknown:
     [
         (("validation",), lambda task: task, "no client of tiny has validation samples; raise data.validation_share"),
         (("train",), lambda _: rows_task(), "tiny ranks held-out items alone; evaluate clients on validation or test"),
-        (("test",), lambda task: replace(task, data=Unknown()), "elsewhere does not say which samples are whose"),
-        (("test",), lambda task: replace(task, model=Unknown()), "has no measure_clients"),
+        (("test",), lambda task: replace(task, data=Elsewhere()), "elsewhere does not say which samples are whose"),
+        (("test",), lambda task: replace(task, model=Unmeasured()), "has no measure_clients"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said(splits: Any, change: Any, said: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from narrowcast.experiment import load_experiment
+from narrowcast.platform.contracts import Executor
 from narrowcast.platform.rounds.chunks import make_chunks
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
@@ -21,7 +22,7 @@ ALGORITHMS = ("{kind: fedavg, aggregator: median}", "scaffold", "{kind: fedavg, 
 
 
 @dataclass(frozen=True)
-class Failing:
+class Failing(Executor):
     """Gives up on the first `chunks` chunks of round 3."""
 
     inner: LocalExecutor
@@ -87,7 +88,7 @@ def test_dropped_clients_go_with_deadlines_and_buffers(settings: list[str]) -> N
 
 
 @dataclass(frozen=True)
-class FailingOnce:
+class FailingOnce(Executor):
     """Gives up on a chunk of round 3 when that is trained first, and notes the chunks of each call of the round."""
 
     inner: LocalExecutor

@@ -11,7 +11,7 @@ import torch
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
-from narrowcast.platform.contracts import Algorithm, Broadcast, Task
+from narrowcast.platform.contracts import Algorithm, Broadcast, Executor, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
@@ -326,7 +326,7 @@ def test_model_sha256_sees_every_array_and_its_shape() -> None:
     assert model_sha256(algorithm, replace(state, round_index=9)) == digests[0]
 
 
-class CountThreads:
+class CountThreads(Executor):
     """Notes how many threads torch has while chunks are trained."""
 
     def __init__(self, algorithm: Algorithm, task: Task) -> None:

@@ -25,13 +25,21 @@ from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import RoundKeys
 from narrowcast.algorithms.secure.unmasking import protected_groups
-from narrowcast.platform.config.kinds import optional
+from narrowcast.platform.config.kinds import from_fields
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.models.factorisation import ITEM_FACTORS
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, SecureRounds
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, IntArray
 
 Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class _RowSettings:
+    """The fields of an algorithm, if it has them, that say how item rows are sent and added up."""
+
+    rows: RowLayout = "touched"
+    aggregation: str = "per_item_mean"
 
 
 @dataclass(frozen=True)
@@ -242,8 +250,8 @@ class TranscriptRecorder:
         upload, algorithm = _rows_of(client, result.partial), self.algorithm
         if algorithm.traits.codec:
             return upload
-        layout: RowLayout = optional(algorithm, "rows", "touched")
-        mask = optional(algorithm, "aggregation") != "weighted"
+        settings = from_fields(_RowSettings, algorithm)
+        layout, mask = settings.rows, settings.aggregation != "weighted"
         exact = upload.values[:, columns]
         data = RowsPayload(self.task.data.n_items, upload.rows, exact, layout, mask).to_bytes()
         assert 8 * len(data) == int(result.ledger.uplink_bits[0]), "the ledger counts these bytes"
@@ -266,7 +274,7 @@ def _rows_of(client: int, partial: Arrays) -> ReadableUpload:
 
 
 @dataclass(frozen=True)
-class _ExecutorTap:
+class _ExecutorTap(Executor):
     recorder: TranscriptRecorder
     inner: Executor
 

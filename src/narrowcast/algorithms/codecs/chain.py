@@ -36,7 +36,7 @@ from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import Words, uniform_bits
-from narrowcast.platform.types import Arrays, Dtype, IntArray, PayloadError
+from narrowcast.platform.types import Arrays, Dtype, IntArray, Payload, PayloadError
 
 if TYPE_CHECKING:
     pass
@@ -158,7 +158,7 @@ _KEY_MASK = 2**64 - 1
 
 
 @dataclass(frozen=True)
-class EncodedUpdate:
+class EncodedUpdate(Payload):
     """Bytes of a codec. A message has a header before them, counted in addition, and row lists if it has rows."""
 
     data: bytes

@@ -50,13 +50,13 @@ from narrowcast.algorithms.codecs.wire import (
     write_indices,
     write_seed,
 )
-from narrowcast.platform.types import Arrays, BoolArray, Dtype, IntArray, PayloadError
+from narrowcast.platform.types import Arrays, BoolArray, Dtype, IntArray, Payload, PayloadError
 
 _MOST_VALUES = 2**35 - 1
 
 
 @dataclass(frozen=True)
-class DensePayload:
+class DensePayload(Payload):
     """All values of some tensors in order, float32 or float64; `seed` lets the receiver regenerate a basis."""
 
     values: NDArray[Any]
@@ -117,7 +117,7 @@ _MOST_ROWS = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class RowsPayload:
+class RowsPayload(Payload):
     """Some rows of an [n_rows, rank] matrix, with a bit per row if the receiver needs to know which.
 
     Shapes: rows [m] ascending; values [m, rank] float32. `mask` is needed by `touched`, and by an aggregation that
@@ -320,7 +320,7 @@ class TensorUpdate:
 
 
 @dataclass(frozen=True)
-class CodedTensors:
+class CodedTensors(Payload):
     """One message: examples, rank (0 for none) and the codec's bytes; the model gives names and shapes.
 
     `seed` lets the receiver regenerate a basis; None sends none. The codec's bytes decode to values of `dtype`.
@@ -414,7 +414,7 @@ def grid_values(points: GridPoints, step: float, shifts: NDArray[np.float32]) ->
 
 
 @dataclass(frozen=True)
-class GridPayload:
+class GridPayload(Payload):
     """Integers of one or several tensors, each coded with a model of its own; their shapes are known to both sides.
 
     `seed` lets the receiver regenerate a basis; None sends none.

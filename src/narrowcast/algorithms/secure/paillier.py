@@ -20,14 +20,14 @@ from narrowcast.algorithms.client.sums import MaskGroup
 from narrowcast.algorithms.secure.schemes import Encryption, FixedPoint, Integers, PublicKey, RingElements, library
 from narrowcast.platform.config.fields import BITS
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import PayloadError
+from narrowcast.platform.types import Payload, PayloadError
 
 LEAST_BITS = 3072
 """The bits of a modulus with 128-bit security."""
 
 
 @dataclass(frozen=True)
-class Ciphertexts:
+class Ciphertexts(Payload):
     """One ciphertext a value: integers modulo n^2, all of the width of n^2 on the wire."""
 
     public: Any

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from narrowcast.platform.config.kinds import FOLDERS, Registry, optional
+from narrowcast.platform.config.kinds import FOLDERS, Registry, kind_in
 from narrowcast.platform.config.redaction import check_address, redact, redact_values
 from narrowcast.platform.config.yaml import read_yaml
 from narrowcast.platform.errors import UserError
@@ -176,8 +176,7 @@ def _causes(found: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 def _with_value(path: str, got: Any) -> str:
     """Return a path with its wrong value; of a section its kind, since what is wrong is between its fields."""
-    kind = got.get("kind") if isinstance(got, Mapping) else optional(got, "kind")
-    if isinstance(kind, str):
+    if isinstance(kind := kind_in(got), str):
         return f"{path} = {kind}"
     shown = redact(_short(got))
     return path if isinstance(got, Mapping | BaseModel) and len(shown) > _LONGEST_SECTION else f"{path} = {shown}"
@@ -318,7 +317,7 @@ class Defaults:
             return None
         default = None if field.default_factory else field.get_default()
         registry = _registry(field)
-        return registry.default if registry is not None and registry.default else optional(default, "kind")
+        return registry.default if registry is not None and registry.default else kind_in(default)
 
     def fields_at(self, values: Any, keys: Sequence[str], section: Mapping[str, Any]) -> set[str]:
         """Return the fields that a section at these keys may have; those that it has if its class is not known."""

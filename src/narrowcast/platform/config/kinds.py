@@ -222,7 +222,7 @@ def plain_values(value: Any) -> Any:
         return {str(key): plain_values(each) for key, each in value.items()}
     if isinstance(value, Path):
         return str(value)
-    if (listed := optional(value, "tolist")) is not None:  # an array or a number of NumPy or torch
+    if (listed := getattr(value, "tolist", None)) is not None:  # an array or a number of NumPy or torch
         return listed()
     if isinstance(value, Iterable):
         return [plain_values(entry) for entry in value]
@@ -230,11 +230,6 @@ def plain_values(value: Any) -> Any:
         f"{value!r} is {type(value).__name__}, which no experiment file can have; give text, numbers, lists, mappings, "
         "paths, or objects of narrowcast's classes"
     )
-
-
-def optional(value: Any, name: str, default: Any = None) -> Any:
-    """Return a member that contracts leave optional, such as the momentum of a training; the default if it lacks it."""
-    return getattr(value, name, default)
 
 
 def from_fields(traits: type[Traits], value: Any) -> Traits:
@@ -245,7 +240,13 @@ def from_fields(traits: type[Traits], value: Any) -> Traits:
 
 def kind_of(value: Any) -> str:
     """Return the kind of an object, or the name of its class."""
-    return str(optional(value, "kind", type(value).__name__))
+    return str(vars(value).get("kind", type(value).__name__))
+
+
+def kind_in(section: Any) -> Any:
+    """Return the kind that a section names, given as values or as an object; None for anything else."""
+    values = vars(section) if isinstance(section, BaseModel) else section
+    return values.get("kind") if isinstance(values, Mapping) else None
 
 
 def members(contract: type) -> set[str]:

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.plugins import check_installed
-from narrowcast.platform.contracts import DataSource
+from narrowcast.platform.contracts import Dataset, DataSource
 from narrowcast.platform.data.user_files import located, npz_arrays
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -56,7 +56,7 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True, eq=False)
-class NodeGraph:
+class NodeGraph(Dataset):
     """An undirected graph of n nodes, of which some have to be classified; clients hold the whole of it.
 
     Shapes: features [n, d] float32; `indptr` [n + 1] and `indices` [2 m] are the neighbours of each node, ascending,

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.types import IntArray
@@ -24,7 +25,7 @@ NO_ITEM = -1
 
 
 @dataclass(frozen=True)
-class Interactions:
+class Interactions(Dataset):
     """The interactions of U users with N items, split leave-last-one-out.
 
     Shapes:

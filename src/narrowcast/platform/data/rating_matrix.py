@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import DataSource
+from narrowcast.platform.contracts import Dataset, DataSource
 from narrowcast.platform.data.download import find
 from narrowcast.platform.data.image_sets import MNIST, FashionMNIST
 from narrowcast.platform.data.ncf import MOVIELENS
@@ -65,7 +65,7 @@ class ClientEntries(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class RatingMatrix:
+class RatingMatrix(Dataset):
     """The observed entries of a matrix of `n_items` rows and one column for each of `n_users` users.
 
     The entries are in the order of users, and within a user in that of time or of the file. No pair of user and item

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.partition import ClientIndex, index_of_owners, split_like_training
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.types import IntArray
@@ -99,7 +100,7 @@ class Labelled:
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(Dataset):
     """A data set of samples partitioned across U clients by index, without copying samples.
 
     `n_classes` is the number of classes, or of different tokens; 0 if the targets are numbers.
@@ -182,6 +183,12 @@ class Samples:
         if self.targets == "tokens":
             return np.zeros(len(labels), dtype=np.int64)
         return tenths(labels[:, 0], self.train.labels[:, 0]) if self.targets == "numbers" else labels
+
+    @property
+    def inputs(self) -> Mapping[str, NDArray[Any]]:
+        """The inputs of the training samples by name; one array alone is called `features`."""
+        features = self.train.features
+        return features if isinstance(features, Mapping) else {"features": features}
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from narrowcast.platform.config.kinds import members
 from narrowcast.platform.config.plugins import is_own
 from narrowcast.platform.contracts import Dataset, DataSource
 from narrowcast.platform.data.graph import UNKNOWN, NodeGraph
@@ -17,6 +16,9 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.contract_checks import method_of, naming, noun
 from narrowcast.platform.seeds import generator, isolated
 from narrowcast.platform.types import IntArray
+
+_NEEDED = ("digest", "examples", "n_clients", "name", "sizes", "source")
+"""Members of every data set, as fields or properties."""
 
 
 class UnsoundDataError(ValueError):
@@ -36,11 +38,13 @@ def load_checked(source: DataSource) -> Dataset:
     with naming(source, "load"):
         with seeded_loading(source.own_seed):
             data = source.load()
-        if missing := sorted(name for name in members(Dataset) if not hasattr(data, name)):
+        if not isinstance(data, Dataset):
             raise UserError(
-                f"{method} returned {noun(data)}, which lacks {', '.join(missing)}; return a data set, such as "
-                "narrowcast.extend.Samples"
+                f"{method} returned {noun(data)}, which is not a data set; return one, such as Samples of "
+                "narrowcast.extend, or extend Dataset"
             )
+        if missing := sorted(name for name in _NEEDED if not hasattr(data, name)):
+            raise UserError(f"{method} returned {noun(data)}, which lacks {', '.join(missing)}; give them")
         try:
             for check in (check_counts, check_ownership, check_held_out):
                 check(data)

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry, kind_of, optional
+from narrowcast.platform.config.kinds import Registry, kind_of
 from narrowcast.platform.data.samples import Samples, Targets
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray
@@ -155,7 +155,7 @@ class Metric(SampleMeasure):
     @property
     def name(self) -> str:
         """The name of the metric in results, after `validation.` or `test.`; by default its kind."""
-        return str(optional(self, "kind", type(self).__name__.lower()))
+        return str(vars(self).get("kind", type(self).__name__.lower()))
 
     def of_means(self, means: FloatArray) -> float:
         """Return the metric from the means [m] of the values over all held-out samples; by default the first mean."""

@@ -1,34 +1,17 @@
-"""Contracts of the evaluation of clients, each on its own samples: of models and data sets.
-
-Contracts of secure aggregation: the clients' key store, and the server's side around the training of a round.
-"""
+"""Contracts of secure aggregation: the clients' key store, and the server's side around the training of a round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, PayloadError
 
 ClientSplit = Literal["train", "validation", "test"]
 """A split of which clients have samples of their own."""
-
-
-@runtime_checkable
-class HasClientSplits(Protocol):
-    """A `Dataset` that says how many samples of each split a client has."""
-
-    @property
-    def name(self) -> str:
-        """The name of the data set."""
-        ...
-
-    def examples_of(self, split: ClientSplit) -> IntArray:
-        """Return the number of each client's own samples of a split, [U]; `UserError` if it has none by definition."""
-        ...
 
 
 class ClientKeyStore(Protocol):

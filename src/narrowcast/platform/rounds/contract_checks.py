@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.config.plugins import is_own, line_of
 from narrowcast.platform.contracts import Algorithm, Broadcast, Traits
 from narrowcast.platform.errors import RunFailed, UserError, described
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, LocalUpdates, Payload
 
 _SHOWN = 3
 
@@ -114,8 +113,11 @@ def check_broadcast(broadcast: Any, method: str) -> None:
     check_arrays(broadcast.arrays, f"the arrays of {method}")
     for part in ("full", "update"):
         payload = getattr(broadcast, part)
-        if optional(payload, "wire_bits") is None and not (part == "update" and payload is None):
-            raise UserError(f"{method} returned {noun(payload)} as {part}; give a payload, with wire_bits and to_bytes")
+        if not isinstance(payload, Payload) and not (part == "update" and payload is None):
+            raise UserError(
+                f"{method} returned {noun(payload)} as {part}; give a payload, which extends Payload of "
+                "narrowcast.extend"
+            )
 
 
 def check_updates(updates: Any, server: Arrays, n_clients: int, method: str) -> None:

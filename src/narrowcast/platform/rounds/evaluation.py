@@ -22,8 +22,8 @@ from narrowcast.platform.types import Arrays, Chunk, ClientMeasures, FloatArray,
 
 _CLIENTS_AT_ONCE = 100
 
-Measure = Callable[[Arrays, Sequence[Chunk], Sequence[ClientSplit]], list[ClientMeasures]]
-"""Measures the clients of chunks; the results are in the order of the chunks."""
+Measure = Callable[[Arrays, Sequence[Chunk], Sequence[ClientSplit]], list[ClientMeasures] | None]
+"""`Executor.measure`."""
 
 
 def with_client_metrics(live: LiveState, outcome: Outcome, measure: Measure | None = None) -> Outcome:
@@ -82,10 +82,9 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
         Chunk(round_index, index, clients, {name: population.arrays[name][clients] for name in sorted(names)})
         for index, clients in enumerate(np.split(everybody, range(size, len(everybody), size)))
     ]
-    if measure is None:
+    parts = measure(broadcast, chunks, splits) if measure else None
+    if parts is None:
         parts = [measure_chunk(run, broadcast, chunk, splits) for chunk in chunks]
-    else:
-        parts = measure(broadcast, chunks, splits)
     return {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
 
 

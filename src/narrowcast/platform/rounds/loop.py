@@ -16,7 +16,6 @@ import torch
 
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import optional
 from narrowcast.platform.contracts import Executor
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.buffered import OpenStep, close_step, open_step
@@ -54,8 +53,7 @@ def rounds(
     def train_call(call: TrainingCall) -> list[ChunkResult]:
         return executor.train(call.broadcast, call.chunks if secure is None else secure.distribute_keys(call.chunks))
 
-    measure: Measure | None = optional(executor, "measure")
-    with closing(_loop([run], [state or start(run)], train, secure, measure)) as loop:
+    with closing(_loop([run], [state or start(run)], train, secure, executor.measure)) as loop:
         for outcomes in loop:
             if isinstance(outcome := outcomes[0], RunFailed):
                 raise outcome
@@ -202,7 +200,7 @@ class LocalBackend(Backend, Section):
 
 
 @dataclass(frozen=True)
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Trains the chunks of a round one after the other."""
 
     run: Run

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds.client_contracts import ClientSplit, HasClientSplits
+from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.contract_checks import check_final, check_traits
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import rotation_of
@@ -190,8 +190,6 @@ def check_client_evaluation(splits: Sequence[ClientSplit], task: Task) -> None:
         raise UserError(
             f"{asked}: model.kind = {model.kind} has no measure_clients; use another model, or omit evaluate_clients"
         )
-    if not isinstance(data, HasClientSplits):
-        raise UserError(f"{asked}: {data.name} does not say which samples are whose; leave evaluate_clients out")
     for split in splits:
         try:
             examples = data.examples_of(split)
