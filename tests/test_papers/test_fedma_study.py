@@ -12,35 +12,33 @@ from PIL import Image
 
 from narrowcast.studies.execution import Planned, light_run
 from narrowcast.studies.results import append, read_rows
-from narrowcast_papers.fedma import bias as fedma_bias
-from narrowcast_papers.fedma import digits as fedma_digits
 from narrowcast_papers.fedma import networks as fedma_networks
-from narrowcast_papers.fedma.digits import CELLS, METHODS, DigitsCell, digits_runs, judge_controls
+from narrowcast_papers.fedma.digits import EXPECTED, METHODS
 from narrowcast_papers.fedma.ensemble import ensemble_of_clients
 from narrowcast_papers.fedma.grey_images import GreyImages
 from narrowcast_papers.fedma.networks import ENSEMBLE, FEWER, MORE, NetworkCell, Setting
-from papers import queue_of, study
+from papers import declared, queue_of, study
 from planned_runs import ended
 
 
 def test_no_run_of_the_table_is_missing_and_a_row_is_what_its_run_gives() -> None:
-    queue = queue_of(fedma_digits.STUDY)
+    queue = queue_of("fedma-digits")
     assert not list(queue.missing())
     for method in ("FedMA", "FedAvg, one round"):
-        spec = DigitsCell(method, "different").run
+        spec = declared("fedma-digits")["different", method].test([])
         found, row = light_run(spec, 2), queue.rows[spec, 2]
         assert found["final"]["test.accuracy"] == pytest.approx(row["final"]["test.accuracy"], abs=3e-3)
         assert found["downlink_bits"] == pytest.approx(row["downlink_bits"], rel=0.05)
 
 
 def test_the_table_has_every_cell_and_the_differences_with_their_intervals(tmp_path: Path) -> None:
-    rows = queue_of(fedma_digits.STUDY).rows
-    verdicts = {each.what: each for each in judge_controls(rows)}
-    assert {cell.name for cell in CELLS} < set(verdicts)
-    assert len(verdicts) == len(CELLS) + 8
-    for cell, runs in digits_runs(rows).items():
-        assert len(runs) == len(verdicts[cell.name].by_seed) == fedma_digits.SEEDS
-        assert verdicts[cell.name].paper == f"{cell.expected:.1f}"
+    rows = queue_of("fedma-digits").rows
+    verdicts = {each.what: each for each in study("fedma-digits").judge(rows)}
+    cells = declared("fedma-digits")
+    assert len(verdicts) == len(cells) + 8
+    for (initial, method), cell in cells.items():
+        assert len(verdicts[cell.name].by_seed) == 5
+        assert verdicts[cell.name].paper == f"{EXPECTED[initial][METHODS.index(method)]:.1f}"
     less = verdicts["matched, last layer by class less by index, last layer by class, different starts"]
     assert float(less.difference) > 0
     _, files = study("fedma-digits").finish(rows, tmp_path / "fedma-digits")
@@ -49,7 +47,7 @@ def test_the_table_has_every_cell_and_the_differences_with_their_intervals(tmp_p
 
 
 def test_methods_differ_in_one_part_each() -> None:
-    runs = {method: DigitsCell(method, "same").run for method in METHODS}
+    runs = {method: declared("fedma-digits")["same", method].test([]) for method in METHODS}
     assert len({run.label for run in runs.values()}) == len(METHODS)
     passes = {method: run.configured(0, "one").rounds for method, run in runs.items()}
     assert [method for method, rounds in passes.items() if rounds == 4] == ["FedAvg, two rounds"]
@@ -167,8 +165,14 @@ def _is_grey(images: np.ndarray) -> np.ndarray:
     return grey
 
 
+METHODS_OF_BIAS = [
+    *("FedAvg", "FedProx", "FedMA", "one model of all images"),
+    "one model, half of each class in grey",
+]
+
+
 def test_methods_of_the_bias_experiment_have_equal_tries_and_rounds(tmp_path: Path) -> None:
-    queue = queue_of(fedma_bias.STUDY, folder=tmp_path)
+    queue = queue_of("fedma-bias", folder=tmp_path)
 
     def result(planned: Planned) -> dict[str, Any]:
         accuracy = 0.3 + 0.1 * ("kind: fedma" in planned.spec.overrides[2]) + 1e-3 * planned.seed
@@ -176,8 +180,8 @@ def test_methods_of_the_bias_experiment_have_equal_tries_and_rounds(tmp_path: Pa
         return {"final": final, "rounds": 8, "downlink_bits": 8}
 
     each = [planned for job in ended(queue, result) for planned in job]
-    assert len(each) == len(fedma_bias.METHODS) * (3 + fedma_bias.TEST_SEEDS)
-    verdicts, files = study(fedma_bias.STUDY).finish(queue.rows, tmp_path / "bias")
-    assert [verdict.what for verdict in verdicts] == list(fedma_bias.METHODS)
+    assert len(each) == len(METHODS_OF_BIAS) * (3 + 5)
+    verdicts, files = study("fedma-bias").finish(queue.rows, tmp_path / "bias")
+    assert [verdict.what for verdict in verdicts] == METHODS_OF_BIAS
     assert verdicts[2].difference == "+10.00"
     assert files[0].stat().st_size > 10_000

@@ -8,36 +8,31 @@ import numpy as np
 import pytest
 
 from narrowcast.studies.execution import light_run
-from narrowcast_papers.fedmd import table as fedmd_digits
-from narrowcast_papers.fedmd.table import (
-    CELLS,
-    METHODS,
-    PAIRS,
-    PARTITIONS,
-    DistilledCell,
-    distilled_runs,
-    judge_distillation,
-)
-from papers import queue_of, study
+from narrowcast_papers.fedmd.table import PAIRS
+from papers import declared, queue_of, study
+
+STUDY, SEEDS = "fedmd-digits", 20
+PARTITIONS = ("classes alike", "Dirichlet(0.5) classes")
 
 
 def test_no_run_of_the_table_is_missing_and_a_row_is_what_its_run_gives() -> None:
-    queue = queue_of(fedmd_digits.STUDY)
+    queue = queue_of(STUDY)
     assert not list(queue.missing())
     for method in ("FedMD", "public samples alone"):
-        spec = DistilledCell(method, "iid").run
+        spec = declared(STUDY)["iid", method].test([])
         found, row = light_run(spec, 13), queue.rows[spec, 13]
         assert found["final"]["test.accuracy.mean"] == pytest.approx(row["final"]["test.accuracy.mean"], abs=1e-2)
         assert found["uplink_bits"] == row["uplink_bits"] == 10 * spec.configured(13, "one").rounds * (80 + 200 * 320)
 
 
 def test_the_table_has_every_cell_and_the_differences_with_their_intervals(tmp_path: Path) -> None:
-    rows = queue_of(fedmd_digits.STUDY).rows
-    verdicts = {each.what: each for each in judge_distillation(rows)}
-    assert {cell.name for cell in CELLS} < set(verdicts)
-    assert len(verdicts) == len(CELLS) + len(PAIRS) * len(PARTITIONS)
-    assert all(len(runs) == fedmd_digits.SEEDS for runs in distilled_runs(rows).values())
-    for _, partition in PARTITIONS.values():
+    rows = queue_of(STUDY).rows
+    verdicts = {each.what: each for each in study(STUDY).judge(rows)}
+    cells = {cell.name for cell in declared(STUDY).values()}
+    assert cells < set(verdicts)
+    assert len(verdicts) == len(cells) + len(PAIRS) * len(PARTITIONS)
+    assert all(len(verdict.by_seed) == SEEDS for verdict in verdicts.values())
+    for partition in PARTITIONS:
         gain = verdicts[f"FedMD less alone, {partition}"]
         alone, fedmd = (np.array(verdicts[f"{name}, {partition}"].by_seed) for name in ("alone", "FedMD"))
         assert (
@@ -51,9 +46,9 @@ def test_the_table_has_every_cell_and_the_differences_with_their_intervals(tmp_p
 
 def test_clients_that_train_alone_differ_from_fedmd_in_digestion_only() -> None:
     algorithms = {
-        name: DistilledCell(name, "iid").run.configured(0, "one").plain()["algorithm"]
-        for name in METHODS
-        if name != "FedAvg, one architecture"
+        name: cell.test([]).configured(0, "one").plain()["algorithm"]
+        for (partition, name), cell in declared(STUDY).items()
+        if partition == "iid" and name != "FedAvg, one architecture"
     }
     for with_it, without in PAIRS[0], PAIRS[3]:
         assert algorithms[without] == {**algorithms[with_it], "digest_epochs": 0}

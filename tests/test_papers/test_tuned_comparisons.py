@@ -17,24 +17,8 @@ from narrowcast.studies.execution import Planned, light_run, light_runs
 from narrowcast.studies.results import append, read_rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast.studies.tuning import mean_result
-from narrowcast_papers.fedprox import table as fedprox_synthetic
-from narrowcast_papers.fedprox.table import (
-    FEDAVG,
-    FEDPROX,
-    PARTIAL,
-    TUNED,
-    TUNED_FEDAVG,
-    TUNED_PARTIAL,
-    StragglerCell,
-    judge_fedprox,
-    plot_fedprox,
-)
-from narrowcast_papers.heterofl import table as heterofl_mnist
-from narrowcast_papers.qffl import table as qffl_fairness
-from narrowcast_papers.qffl.table import judge_fairness, plot_fairness
-from narrowcast_papers.scaffold import table as scaffold_similarity
-from narrowcast_papers.scaffold.table import RATES, SimilarityCell, judge_rounds, plot_rounds
-from papers import queue_of, study
+from narrowcast_papers.fedprox.table import BEST_MU, FEDAVG, PARTIAL, TUNED_FEDAVG, TUNED_PARTIAL
+from papers import declared, queue_of, study
 from planned_runs import ended
 
 DIGITS = RunSpec("digits", "fedavg-digits", ("data.clients=8", "clients_per_round=4", "rounds=6", "evaluate_every=1"))
@@ -80,34 +64,33 @@ def test_fedprox_and_fedavg_have_equal_tries_and_the_same_stragglers(tmp_path: P
         accuracy = 0.5 + 0.2 * kept + 0.1 * mu + 0.04 * rate + 0.001 * (planned.seed % 10)
         return {"rounds": 50, "final": {"validation.accuracy": accuracy, "test.accuracy": accuracy}}
 
-    jobs = ended(queue, result)
+    jobs, cells = ended(queue, result), declared("fedprox-synthetic")
     assert len(jobs) == 8, "tuning and test of each data set"
-    assert len({len(StragglerCell(data, 90, method).grid) for data in ("iid", "1") for method in TUNED}) == 1
-    for share, methods in (("dropped", [TUNED_FEDAVG]), ("kept", [TUNED_PARTIAL, FEDPROX])):
+    tuned = (TUNED_FEDAVG, TUNED_PARTIAL, BEST_MU)
+    assert len({len(cells[data, "90", method].grid) for data in ("iid", "1") for method in tuned}) == 1
+    for share, methods in (("dropped", [TUNED_FEDAVG]), ("kept", [TUNED_PARTIAL, BEST_MU])):
         assert tries[f"fedprox-synthetic-1-90-{share}"] == {
             (cell.tuning(value).label, seed)
-            for cell in (StragglerCell("1", 90, method) for method in methods)
+            for cell in (cells["1", "90", method] for method in methods)
             for value in cell.grid
             for seed in (100, 101, 102)
         }
-    kept, dropped = (
-        cell.tuning(cell.grid[0]) for cell in (StragglerCell("1", 90, FEDPROX), StragglerCell("1", 90, FEDAVG))
-    )
+    kept, dropped = (cell.tuning(cell.grid[0]) for cell in (cells["1", "90", BEST_MU], cells["1", "90", FEDAVG]))
     algorithms = [spec.configured(0, "x").algorithm.model_dump() for spec in (kept, dropped)]
     differ = {name for name in algorithms[0] if algorithms[0][name] != algorithms[1][name]}
     assert differ == {"mu", "drop_partial"}
-    said = {verdict.what: verdict for verdict in judge_fedprox(queue.rows)}
-    assert said[f"(1, 1), 90 %: {FEDPROX} less {PARTIAL}"].ours == "+10.00"
-    assert said[f"(1, 1), 90 %: {FEDPROX} less {TUNED_FEDAVG}"].ours == "+26.00"
-    assert said[f"(1, 1), 90 %: {FEDPROX} less {TUNED_PARTIAL}"].ours == "+6.00"
+    said = {verdict.what: verdict for verdict in study("fedprox-synthetic").judge(queue.rows)}
+    assert said[f"(1, 1), 90 %: {BEST_MU} less {PARTIAL}"].ours == "+10.00"
+    assert said[f"(1, 1), 90 %: {BEST_MU} less {TUNED_FEDAVG}"].ours == "+26.00"
+    assert said[f"(1, 1), 90 %: {BEST_MU} less {TUNED_PARTIAL}"].ours == "+6.00"
     assert said[f"(1, 1), 90 %: {TUNED_PARTIAL} less {TUNED_FEDAVG}"].ours == "+20.00"
     assert said[f"(1, 1), 90 % stragglers: {TUNED_PARTIAL}"].verdict == "rate 0.001 of 0.0001 to 0.01, 3 tuning seeds"
-    foot = judge_fedprox(queue.rows)[-1]
+    foot = study("fedprox-synthetic").judge(queue.rows)[-1]
     assert foot.verdict.startswith("3 seeds or more and no value at an edge: 27 of 32; at an edge: iid, 0 % stragglers")
     assert foot.verdict.endswith(f"iid, 90 % stragglers: {TUNED_PARTIAL} (rate 0.3); on fewer seeds: none")
     assert f"iid, 0 %: {PARTIAL} less {FEDAVG}" not in said
-    plot_fedprox(queue.rows, tmp_path / "fedprox.png")
-    assert (tmp_path / "fedprox.png").stat().st_size > 10_000
+    _, (png,) = study("fedprox-synthetic").finish(queue.rows, tmp_path / "fedprox")
+    assert png.stat().st_size > 10_000
 
 
 def _reached(rounds: int, accuracy: float) -> dict[str, Any]:
@@ -115,7 +98,8 @@ def _reached(rounds: int, accuracy: float) -> dict[str, Any]:
 
 
 def test_the_step_size_with_the_fewest_rounds_over_three_seeds_is_chosen(tmp_path: Path) -> None:
-    cell, rest = SimilarityCell("FedAvg", 5, 10), len(RATES) - 5
+    cell = declared("scaffold-similarity")["5", "FedAvg", "10"]
+    rest = len(cell.grid) - 5
 
     def tried(rounds: Sequence[float], accuracies: Sequence[float | None]) -> list[dict[str, Any]]:
         found = zip(rounds, accuracies, strict=True)
@@ -124,12 +108,14 @@ def test_the_step_size_with_the_fewest_rounds_over_three_seeds_is_chosen(tmp_pat
             for each, accuracy in [*found, *[(300, 0.1)] * rest]
         ]
 
-    assert cell.best(tried([300, 40, 30, 30, 300], [0.5, 0.91, 0.9, 0.92, 0.8])) == RATES[3]
-    assert cell.best(tried([300] * 5, [0.5, 0.6, 0.7, 0.89, 0.8])) == RATES[3]
-    assert cell.best(tried([20, 300, 300, 300, 300], [None, 0.6, 0.7, 0.5, 0.8])) == RATES[4], "one of its runs failed"
+    assert cell.best(tried([300, 40, 30, 30, 300], [0.5, 0.91, 0.9, 0.92, 0.8])) == cell.grid[3]
+    assert cell.best(tried([300] * 5, [0.5, 0.6, 0.7, 0.89, 0.8])) == cell.grid[3]
+    assert cell.best(tried([20, 300, 300, 300, 300], [None, 0.6, 0.7, 0.5, 0.8])) == cell.grid[4], (
+        "one of its runs failed"
+    )
     missed = mean_result([_reached(300, 0.8), _reached(15, 0.96), _reached(15, 0.96)])
     found = tried([0, 40, 40, 300, 300], [0, 0.9, 0.91, 0.8, 0.8])
-    assert cell.best([missed, *found[1:]]) == RATES[2], "fast with two seeds of three, 110 rounds on average"
+    assert cell.best([missed, *found[1:]]) == cell.grid[2], "fast with two seeds of three, 110 rounds on average"
     queue, tuning = queue_of("scaffold-similarity", folder=tmp_path), set[int]()
 
     def result(planned: Planned) -> dict[str, Any]:
@@ -142,8 +128,8 @@ def test_the_step_size_with_the_fewest_rounds_over_three_seeds_is_chosen(tmp_pat
 
     jobs = ended(queue, result)
     assert tuning == {100, 101, 102}
-    assert len(jobs) == 2 * len(scaffold_similarity.EPOCHS)
-    said = {verdict.what: verdict for verdict in judge_rounds(queue.rows)}
+    assert len(jobs) == 2 * 3
+    said = {verdict.what: verdict for verdict in study("scaffold-similarity").judge(queue.rows)}
     assert said["0 %: SCAFFOLD less FedAvg, E = 5"].verdict.startswith("fewer (-29")
     assert said["10 % similar: SCAFFOLD, E = 20"].ours == "20.0 ± 0.0"
     assert said["10 % similar: FedAvg, E = 5"].verdict.startswith("step size 1 of 0.01 to 3000, 3 tuning seeds, uplink")
@@ -151,13 +137,13 @@ def test_the_step_size_with_the_fewest_rounds_over_three_seeds_is_chosen(tmp_pat
         "3 seeds or more and no value at an edge: 29 of 30; at an edge: 0 % similar: SGD (step size 0.01); "
         "on fewer seeds: none"
     )
-    plot_rounds(queue.rows, tmp_path / "scaffold.png")
-    assert (tmp_path / "scaffold.png").stat().st_size > 10_000
+    _, (png,) = study("scaffold-similarity").finish(queue.rows, tmp_path / "scaffold")
+    assert png.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("data", ["fashion", "synthetic"])
 def test_fair_methods_have_equal_tries_and_are_compared_with_the_first(tmp_path: Path, data: str) -> None:
-    assert len({len(cell.grid) for cell in qffl_fairness.cells(data)}) == 1
+    assert len({len(cell.grid) for cell in declared(f"qffl-{data}").values()}) == 1
     queue = queue_of(f"qffl-{data}", folder=tmp_path)
 
     def result(planned: Planned) -> dict[str, Any]:
@@ -168,14 +154,14 @@ def test_fair_methods_have_equal_tries_and_are_compared_with_the_first(tmp_path:
         return {"final": {f"{split}.accuracy.{k}": v for split in ("test", "validation") for k, v in names.items()}}
 
     assert len(ended(queue, result)) == 2
-    said = {verdict.what: verdict for verdict in judge_fairness(data, queue.rows)}
+    said = {verdict.what: verdict for verdict in study(f"qffl-{data}").judge(queue.rows)}
     pair = "q-FFL less FedAvg" if data == "fashion" else "q = 5 less q = 0"
     assert said[f"{pair}: worst"].ours == "+30.0"
     assert said[f"{pair}: variance"].verdict.startswith("lower (-401.")
     assert said[f"{pair}: mean"].verdict.startswith("not settled"), "no difference at all"
     assert all("rate 0.03" in verdict.verdict for verdict in said.values() if "mean over" in verdict.what)
-    plot_fairness(data, queue.rows, tmp_path / "fair.png")
-    assert (tmp_path / "fair.png").stat().st_size > 10_000
+    _, (png,) = study(f"qffl-{data}").finish(queue.rows, tmp_path / "fair")
+    assert png.stat().st_size > 10_000
 
 
 def test_slices_have_equal_tries_bits_and_work(tmp_path: Path) -> None:
@@ -191,11 +177,11 @@ def test_slices_have_equal_tries_bits_and_work(tmp_path: Path) -> None:
     assert sum(map(len, jobs)) == 8 * (6 + 5)
     target = study("heterofl-mnist")
     said = {verdict.what: verdict for verdict in target.finish(queue.rows, tmp_path / "table")[0]}
-    assert list(said) == list(heterofl_mnist.METHODS)
+    assert list(said) == [method for (method,) in declared("heterofl-mnist")]
     assert said["FedRolex, a rolling window"].difference == "+5.00"
     assert said["FedRolex, a rolling window"].verdict.endswith("20 s a round")
     sizes = []
-    for cell in heterofl_mnist.CELLS[:3]:
+    for cell in list(declared("heterofl-mnist").values())[:3]:
         each = cell.tuning(cell.grid[0]).configured(0, "run")
         algorithm, everybody = each.algorithm, np.arange(20)
         task = each.task(each.data_source.load())
@@ -221,7 +207,7 @@ def test_the_studies_in_the_repository_are_whole_and_in_the_order_of_the_papers(
     names = ["scaffold-similarity", "fedprox-synthetic", "qffl-fashion", "qffl-synthetic"]
     queue = queue_of(*names)
     assert next(queue.missing(), None) is None
-    tables = [judge_rounds(queue.rows), judge_fedprox(queue.rows)]
+    tables = [study("scaffold-similarity").judge(queue.rows), study("fedprox-synthetic").judge(queue.rows)]
     edges = [
         "at an edge: 0 % similar: FedAvg, E = 20 (step size 3000), 10 % similar: FedAvg, E = 20 (step size 3000)",
         "none",
@@ -231,16 +217,15 @@ def test_the_studies_in_the_repository_are_whole_and_in_the_order_of_the_papers(
     said = {verdict.what: verdict.verdict for table in tables for verdict in table}
     for rival in ("FedAvg, E = 1", "FedAvg, E = 5", "FedAvg, E = 20", "FedProx, E = 1"):
         assert said[f"0 %: SCAFFOLD less {rival}"].startswith("fewer")
-    for pair in ((PARTIAL, FEDAVG), (FEDPROX, PARTIAL), (FEDPROX, TUNED_PARTIAL)):
+    for pair in ((PARTIAL, FEDAVG), (BEST_MU, PARTIAL), (BEST_MU, TUNED_PARTIAL)):
         assert said[f"mean of the heterogeneous sets, 90 %: {' less '.join(pair)}"].startswith("above")
-    fair = {verdict.what: verdict.verdict for verdict in judge_fairness("fashion", queue.rows)}
+    fair = {verdict.what: verdict.verdict for verdict in study("qffl-fashion").judge(queue.rows)}
     assert fair["q-FFL less FedAvg: worst"].startswith("higher")
     assert fair["AFL less FedAvg: variance"].startswith("lower")
 
 
 def test_cells_of_fedprox_are_those_of_the_paper() -> None:
-    cells = [cell for several in fedprox_synthetic.cells_by_data().values() for cell in several]
-    assert len(cells) == 4 * (3 + 5 + 5)
+    assert len(declared("fedprox-synthetic")) == 4 * (3 + 5 + 5)
 
 
 _WITHOUT_LIMIT = """

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_refused, narrowcast
-from narrowcast.studies.results import read_rows
+from narrowcast.platform.errors import UserError
+from narrowcast.studies.comparison import FinishedCell, cells_of
+from narrowcast.studies.results import Rows, read_rows
+from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.targets import find_targets
 from papers import PAPERS, targets, without_papers
 
@@ -69,7 +72,7 @@ def test_without_papers_one_line_says_what_to_install(words: tuple[str, ...], tm
     [
         (_TARGET.replace("entry: code:TABLE", "entry: nothing:TABLE"), _CODE, ["mine.entry", "No module named"]),
         (_TARGET.replace("code:TABLE", "code:NONE"), _CODE, ["mine.entry", "has no table NONE"]),
-        (_TARGET.replace("    entry: code:TABLE\n", ""), _CODE, ["targets.mine", "give either entry"]),
+        (_TARGET.replace("    entry: code:TABLE\n", ""), _CODE, ["targets.mine", "give entry"]),
         (_TARGET.replace("takes", "took"), _CODE, ["targets.mine", "took"]),
     ],
 )
@@ -86,6 +89,7 @@ _COMPARED = (EXAMPLES / "paper" / "targets.yaml").read_text()
     [
         (_COMPARED.replace("mu: 0.1", "mew: 0.1"), ["mew", "mu"]),
         (_COMPARED.replace("fedavg-digits", "fedavg-digit"), ["fedavg-digit"]),
+        (_COMPARED.replace("cells:", "axes:"), ["comparison"]),
         (_COMPARED.replace("metric: accuracy", "metric: rmse"), ["comparison.metric", "rmse", "hr@10"]),
         (_COMPARED.replace("FedProx: [", "fed-avg: [").replace("FedAvg:", "Fed Avg:"), ["names of cells"]),
     ],
@@ -95,6 +99,70 @@ def test_a_wrong_comparison_is_one_line_before_anything_runs(wrong: str, phrases
     words = ("reproduce", "proximal-digits", "--papers", folder, "--output", tmp_path / "out")
     assert_refused(narrowcast(*words), *phrases)
     assert not (tmp_path / "out").exists()
+
+
+_AXES = """source: here
+targets:
+  mine:
+    what: a table
+    takes: 1 s
+    entry: code:TABLE
+    comparison:
+      experiment: fedavg-digits
+      axes:
+        data:
+          alike: {partition: iid}
+          "0.3": {partition: "{kind: dirichlet, alpha: $data}", rate: [0.01, 0.02]}
+        method:
+          FedAvg: {algorithm: fedavg}
+          Fed Prox: {algorithm: "{kind: fedprox, mu: $mu}", mu: [0, 1]}
+      without: [{data: alike, method: Fed Prox}]
+      grid:
+        mu: [0]
+        rate: [0.1]
+        training.epochs: [1, 2]
+      least: {mu: 0}
+      overrides: ["data.partition=$partition", algorithm=$algorithm, training.learning_rate=$rate]
+"""
+
+
+def test_cells_are_the_combinations_of_axes_with_their_fields_in_the_texts(tmp_path: Path) -> None:
+    fields = find_targets(paper(tmp_path / "paper", target=_AXES))["mine"].fields
+    assert fields.comparison is not None
+    alike, skewed, proximal = cells_of(fields.comparison, "mine")
+    assert [cell.key for cell in (alike, skewed, proximal)] == [
+        ("alike", "FedAvg"),
+        ("0.3", "FedAvg"),
+        ("0.3", "Fed Prox"),
+    ]
+    assert alike.grid == ((0.0, 0.1, 1.0), (0.0, 0.1, 2.0))
+    assert len(proximal.grid) == 2 * 2 * 2
+    run = proximal.tuning(proximal.grid[-1])
+    assert run.label == "mine-0.3-fed-prox-tuning-1-0.02-2"
+    assert run.overrides == (
+        *("data.partition={kind: dirichlet, alpha: 0.3}", "algorithm={kind: fedprox, mu: 1}"),
+        *("training.learning_rate=0.02", "training.epochs=2"),
+    )
+    assert proximal.name == "0.3, Fed Prox"
+    found = [{"final": {"validation.accuracy": float(place == 1)}} for place in range(8)]
+    choices = {choice.name: choice.at_edge for choice in FinishedCell(proximal, found, []).choices}
+    assert choices == {"mu": False, "rate": True, "training.epochs": True}
+
+
+def test_a_paper_judges_the_cells_of_its_comparison(tmp_path: Path) -> None:
+    (folder := tmp_path / "paper").mkdir()
+    (folder / "targets.yaml").write_text(_AXES.replace("code:TABLE", "own_verdicts:TABLE"))
+    (folder / "own_verdicts.py").write_text("""
+from narrowcast.studies import ComparisonVerdicts, PaperVerdict
+TABLE = ComparisonVerdicts(lambda tested: [PaperVerdict(str(len(tested)), "", "", "")], lambda tested, path: None)
+NONE = 1
+""")
+    table = find_targets(folder)["mine"].table()
+    assert isinstance(table, StudyTable)
+    assert table.judge(Rows())[0].what == "0"
+    (folder / "targets.yaml").write_text(_AXES.replace("code:TABLE", "own_verdicts:NONE"))
+    with pytest.raises(UserError, match="own_verdicts has no ComparisonVerdicts NONE"):
+        find_targets(folder)["mine"].table()
 
 
 def test_a_folder_without_papers_is_refused(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ _COLOURS = dict(zip(CODECS, (BLACK, BLUE, ORANGE, VERMILLION), strict=True))
 
 
 @dataclass(frozen=True)
-class TestedCell:
+class FinishedCell:
     """A finished cell: its rates, its validation metric and its test runs by seed."""
 
     cell: Cell
@@ -115,12 +115,12 @@ class TestedCell:
         return f"rates {self.rates[0]:g} and {self.rates[1]:g}, 1/{_DENSE_BITS / bits:.0f}"
 
 
-def tested_cells(rows: Rows, rounds: int) -> list[TestedCell]:
+def tested_cells(rows: Rows, rounds: int) -> list[FinishedCell]:
     """Return the cells whose runs are all finished."""
     found = []
     for cell, results, runs in finished_cells(rows, cells(rounds), TEST_SEEDS):
         reached = max(100 * each["final"].get("validation.hr@10", 0.0) for each in results)
-        found.append(TestedCell(cell, cell.best(results), reached, tuple(runs)))
+        found.append(FinishedCell(cell, cell.best(results), reached, tuple(runs)))
     return found
 
 

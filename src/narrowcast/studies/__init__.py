@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         mean_interval,
         paired_interval,
     )
-    from narrowcast.studies.comparison import draw_groups, draw_seed_means
+    from narrowcast.studies.comparison import ComparisonVerdicts, FinishedCell, draw_groups, draw_seed_means
     from narrowcast.studies.execution import Plan, Planned, Queue
     from narrowcast.studies.results import Rows, append_lines, read_lines, read_rows, rekey
     from narrowcast.studies.spec import Comparison, Results, RunSpec, best_place, slug
@@ -51,6 +51,8 @@ __all__ = [
     "MARGIN",
     "Choice",
     "Comparison",
+    "ComparisonVerdicts",
+    "FinishedCell",
     "MeanInterval",
     "MeanTest",
     "MeasuredTable",
@@ -91,7 +93,7 @@ __all__ = [
     "untuned_plan",
 ]
 _MODULES = {
-    "studies.comparison": ("draw_groups", "draw_seed_means"),
+    "studies.comparison": ("ComparisonVerdicts", "FinishedCell", "draw_groups", "draw_seed_means"),
     "studies.execution": ("Plan", "Planned", "Queue"),
     "studies.results": ("Rows", "append_lines", "read_lines", "read_rows", "rekey"),
     "studies.spec": ("Comparison", "Results", "RunSpec", "best_place", "slug"),

@@ -1,16 +1,20 @@
 """The table of a comparison that a YAML file declares: cells, a grid of tries for each, a metric and a reference.
 
 Every cell has the same tries of the grid on validation data, with seeds that are not test seeds. The best one by the
-mean of `validation.METRIC` runs on test data, and each cell is compared with the first, seed by seed.
+mean of `validation.METRIC` runs on test data, and each cell is compared with the first, seed by seed, unless the paper
+has verdicts of its own on the finished cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,10 +22,17 @@ from matplotlib.axes import Axes
 from narrowcast.platform.tracking.figures import BLUE, COLOURS, ORANGE, new_figure
 from narrowcast.platform.tracking.metrics import metric_label
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import Comparison, RunSpec, best_place, digest_of, slug
+from narrowcast.studies.spec import Comparison, Fields, RunSpec, Value, best_place, digest_of, slug
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, finished, tried, tuning_verdict, untuned_plan
-from narrowcast.studies.verdicts import PaperVerdict, accuracies, compared_with_first, megabytes
+from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, first_finished, tried, tuning_verdict, untuned_plan
+from narrowcast.studies.verdicts import (
+    PaperVerdict,
+    Runs,
+    accuracies,
+    compared_with_first,
+    megabytes,
+    paired_differences,
+)
 
 
 def draw_seed_means(axes: Axes, places: Sequence[float], by_seed: Sequence[Sequence[float]], **style: Any) -> None:
@@ -46,76 +57,237 @@ def draw_groups(axes: Axes, names: Sequence[str], groups: Mapping[str, Mapping[s
             )
 
 
-def table_of(comparison: Comparison, name: str) -> StudyTable:
-    """Return the table, whose runs are rows of NAME.csv; raise `UserError` if a cell is not a valid experiment."""
-    cells = [DeclaredCell(comparison, name, each) for each in comparison.cells]
+@dataclass(frozen=True)
+class DeclaredCell(TunedCell[tuple[Value, ...]]):
+    """A cell of a comparison, in the study `study`; `key` has its value of each axis, or its name alone."""
+
+    of: Comparison
+    study: str
+    key: tuple[str, ...]
+
+    def __hash__(self) -> int:
+        return hash((self.study, self.key))
+
+    @property
+    def name(self) -> str:
+        """The cell in words."""
+        return self.text(self.of.name, {}) if self.of.name else ", ".join(self.key)
+
+    def text(self, text: str, others: Mapping[str, str]) -> str:
+        """Return a text with the names and single values of the cell's fields, and others, in their places."""
+        return put(text, {**self._texts, **others})
+
+    @cached_property
+    def _fields(self) -> Fields:
+        axes = zip(self.of.axes.values(), self.key, strict=True) if self.of.axes else ()
+        of_axes = (field for values, name in axes for field in values[name].items())
+        return {**self.of.fields, **self.of.grid, **dict(of_axes)}
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        names = dict(zip(self.of.axes, self.key, strict=True)) if self.of.axes else {"cell": self.key[0]}
+        single = {name: _word(value) for name, value in self._fields.items() if not isinstance(value, tuple)}
+        return {**names, **{f"{axis}_slug": slug(name) for axis, name in names.items()}, "study": self.study, **single}
+
+    @cached_property
+    def tries(self) -> dict[str, tuple[Value, ...]]:
+        """The values that are tried of each field of the grid."""
+        values = {name: self._fields[name] for name in self.of.grid}
+        return {name: tried if isinstance(tried, tuple) else (tried,) for name, tried in values.items()}
+
+    @property
+    def grid(self) -> tuple[tuple[Value, ...], ...]:
+        """All combinations of the values."""
+        return tuple(product(*self.tries.values()))
+
+    def best(self, results: Sequence[Mapping[str, Any]]) -> tuple[Value, ...]:
+        """Return the best values of the grid, from the results in its order.
+
+        With `until` it is that of the fewest rounds, of these the most accurate one; one of which a run failed is last.
+        """
+        if not self.of.grid:
+            return ()
+        metric = f"validation.{self.of.metric}"
+        if self.of.until is None:
+            return self.grid[best_place(results, metric)]
+
+        def order(place: int) -> tuple[float, float]:
+            reached = results[place]["final"].get(metric)
+            return (math.inf, 0.0) if reached is None else (results[place]["rounds"], -reached)
+
+        return self.grid[min(range(len(self.grid)), key=order)]
+
+    def spec(self, value: tuple[Value, ...], part: str) -> RunSpec:
+        """Return the run with these values of the grid."""
+        of = self.of
+        chosen = dict(zip(self.tries, map(_word, value), strict=True))
+        texts = {**self._texts, **chosen, "part": part}
+        templates = (*of.overrides, *of.cells.get(self.key[0], ()))
+        paths = [f"{name}={text}" for name, text in chosen.items() if name not in of.placeholders]
+        default = "-".join([f"{self.study}-{'-'.join(map(slug, self.key))}{part}", *chosen.values()])
+        return RunSpec(
+            put(of.label, texts) if of.label else default,
+            of.experiment,
+            (*(put(text, texts) for text in templates), *paths, *(of.tuning_overrides if part else ())),
+            first_seed=of.first_seed,
+            data_seed=of.data_seed,
+            memory_gib=of.memory_gib,
+            together=put(of.lockstep, texts),
+            target=None if of.until is None else (f"{'validation' if part else 'test'}.{of.metric}", of.until),
+            curve=of.curve,
+        )
+
+
+def put(text: str, texts: Mapping[str, str]) -> str:
+    """Return a text with those of its fields, which may have fields themselves, in their places."""
+    return Template(Template(text).safe_substitute(texts)).safe_substitute(texts)
+
+
+def _word(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+@dataclass(frozen=True)
+class FinishedCell:
+    """A finished cell: the results of its grid, and those of the test runs at the best values, by seed."""
+
+    cell: DeclaredCell
+    tried: Sequence[Mapping[str, Any]]
+    runs: Runs
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The values that were chosen, by field."""
+        return dict(zip(self.cell.tries, self.cell.best(self.tried), strict=True))
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What was chosen for each field that has several values."""
+        of, choices = self.cell.of, list[Choice]()
+        for name, value in self.values.items():
+            grid = tuple(other for other in self.cell.tries[name] if not isinstance(other, str))
+            if len(grid) > 1 and not isinstance(value, str):
+                least = of.least.get(name, -math.inf)
+                choices.append(Choice(self.cell.name, name.replace("_", " "), value, grid, of.tuning_seeds, least))
+        return choices
+
+    def text(self, text: str) -> str:
+        """Return a text with the cell's fields and the chosen values in their places."""
+        return self.cell.text(text, {name: _word(value) for name, value in self.values.items()})
+
+    def reached(self, metric: str = "") -> tuple[float, ...]:
+        """Return a test metric of each run in percent; that of the comparison unless one is named."""
+        return accuracies(self.runs, metric or self.cell.of.metric)
+
+
+Place = Literal["upper left", "lower left"]
+"""Of a legend."""
+Tested = Mapping[tuple[str, ...], FinishedCell]
+"""The cells that are finished, by their keys."""
+
+
+@dataclass(frozen=True)
+class ComparisonVerdicts:
+    """A paper's own verdicts and plot of the finished cells of a comparison, in place of those of every comparison."""
+
+    judge: Callable[[Tested], list[PaperVerdict]]
+    plot: Callable[[Tested, Path], None]
+
+
+def cells_of(comparison: Comparison, study: str) -> list[DeclaredCell]:
+    """Return the cells; raise `UserError` if a name of a cell or axis does not give a valid experiment."""
+    cells, checked = [DeclaredCell(comparison, study, key) for key in comparison.keys], set[tuple[int, str]]()
     for cell in cells:
-        digest_of(comparison.experiment, cell.tuning(cell.grid[0]).overrides)
+        if not checked.issuperset(enumerate(cell.key)):
+            digest_of(comparison.experiment, cell.tuning(cell.grid[0]).overrides)
+            checked |= set(enumerate(cell.key))
+    return cells
 
-    def results(rows: Rows) -> dict[DeclaredCell, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
-        found = {}
-        for cell in cells:
-            tuned = tried(rows, cell, comparison.tuning_seeds) if comparison.grid else []
-            if (tuned or not comparison.grid) and (runs := finished(rows, cell.test(tuned), comparison.seeds)):
-                found[cell] = tuned, runs
-        return found
 
-    def judge(rows: Rows) -> list[PaperVerdict]:
-        found = results(rows)
-        if cells[0] not in found:
-            return []
-        verdicts = compared_with_first({cell.name: runs for cell, (_, runs) in found.items()}, comparison.metric)
-        choices = [choice for cell, (tuned, _) in found.items() for choice in cell.choices(tuned)]
-        return [*verdicts, tuning_verdict(choices)] if choices else verdicts
+def table_of(comparison: Comparison, name: str, verdicts: ComparisonVerdicts | None = None) -> StudyTable:
+    """Return the table, whose runs are rows of NAME.csv; raise `UserError` if a cell is not a valid experiment."""
+    cells = cells_of(comparison, name)
 
-    def plot(rows: Rows, path: Path) -> None:
-        figure, (axes,) = new_figure(name, panels=1)
-        for place, (cell, (_, runs)) in enumerate(results(rows).items()):
-            reached, colour = accuracies(runs, comparison.metric), COLOURS[place % len(COLOURS)]
-            draw_seed_means(axes, [megabytes(runs)], [reached], color=colour, marker="o", capsize=3, label=cell.name)
-        axes.set(xlabel="uplink and downlink (MB)", ylabel=f"{metric_label(f'test.{comparison.metric}')} (%)")
-        axes.legend(fontsize=8, frameon=False)
-        figure.savefig(path, dpi=100)
+    def tested(rows: Rows) -> dict[tuple[str, ...], FinishedCell]:
+        grids = {cell: tried(rows, cell, comparison.tuning_seeds) if comparison.grid else [] for cell in cells}
+        ready = [cell for cell, results in grids.items() if results or not comparison.grid]
+        runs = {cell: first_finished(rows, cell.test(grids[cell]), comparison.seeds) for cell in ready}
+        least = comparison.seeds
+        if comparison.so_far:
+            least = min((len(found) for found in runs.values() if len(found) > 1), default=least)
+        return {
+            cell.key: FinishedCell(cell, grids[cell], found[:least])
+            for cell, found in runs.items()
+            if len(found) >= least
+        }
 
+    own = verdicts or ComparisonVerdicts(judge_comparison, lambda found, path: plot_comparison(name, found, path))
     if comparison.grid:
         plan = cells_plan(name, cells, comparison.seeds, comparison.tuning_seeds)
     else:
         plan = untuned_plan(name, [cell.test([]) for cell in cells], comparison.seeds)
-    return StudyTable({name: plan}, judge, plot)
+    return StudyTable(
+        {name: plan}, lambda rows: own.judge(tested(rows)), lambda rows, path: own.plot(tested(rows), path)
+    )
 
 
-@dataclass(frozen=True)
-class DeclaredCell(TunedCell[tuple[float, ...]]):
-    """A cell of a comparison, in the study `study`."""
+def judge_comparison(tested: Tested) -> list[PaperVerdict]:
+    """Compare each cell with the first one, seed by seed, and say how the values were tuned."""
+    first = next(iter(tested.values()), None)
+    if first is None or first.cell.key != first.cell.of.keys[0]:
+        return []
+    verdicts = compared_with_first({found.cell.name: found.runs for found in tested.values()}, first.cell.of.metric)
+    choices = choices_of(tested)
+    return [*verdicts, tuning_verdict(choices)] if choices else verdicts
 
-    of: Comparison
-    study: str
-    name: str
 
-    def __hash__(self) -> int:
-        return hash((self.study, self.name))
+def pair_differences(tested: Tested, pairs: Sequence[tuple[str, str]]) -> list[PaperVerdict]:
+    """Return the differences of pairs of methods, the reference last, for each group, whose name is the field `words`.
 
-    @property
-    def grid(self) -> tuple[tuple[float, ...], ...]:
-        """All combinations of the values."""
-        return tuple(product(*self.of.grid.values()))
+    Keys are the group and the method.
+    """
+    groups = dict.fromkeys(group for group, _ in tested)
+    return paired_differences(
+        [
+            (
+                tested[group, one].text(f"{one} less {other}, $words"),
+                tested[group, one].reached(),
+                tested[group, other].reached(),
+            )
+            for group in groups
+            for one, other in pairs
+            if {(group, one), (group, other)} <= tested.keys()
+        ]
+    )
 
-    def best(self, results: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-        """Return the best values of the grid, from the results in its order."""
-        return self.grid[best_place(results, f"validation.{self.of.metric}")] if self.of.grid else ()
 
-    def choices(self, results: Sequence[Mapping[str, Any]]) -> list[Choice]:
-        """Return what was chosen for each field of the grid."""
-        fields = zip(self.of.grid.items(), self.best(results), strict=True)
-        return [Choice(self.name, path, value, grid, self.of.tuning_seeds) for (path, grid), value in fields]
+def plot_groups(title: str, label: str, place: Place, tested: Tested, path: Path) -> None:
+    """Plot the metric of each method, in up to two groups, whose names are the field `words`."""
+    figure, (axes,) = new_figure(title, panels=1)
+    groups: dict[str, dict[str, tuple[float, ...]]] = {}
+    for (_, method), found in tested.items():
+        groups.setdefault(found.text("$words"), {})[method] = found.reached()
+    draw_groups(axes, list(dict.fromkeys(method for _, method in tested)), groups)
+    axes.set(xlabel=label)
+    axes.legend(frameon=False, loc=place)
+    figure.savefig(path, dpi=100)
 
-    def spec(self, value: tuple[float, ...], part: str) -> RunSpec:
-        """Return the run with these values of the grid."""
-        own = tuple(f"{path}={each:g}" for path, each in zip(self.of.grid, value, strict=True))
-        return RunSpec(
-            "-".join([f"{self.study}-{slug(self.name)}{part}", *(f"{each:g}" for each in value)]),
-            self.of.experiment,
-            (*self.of.overrides, *self.of.cells[self.name], *own, *(self.of.tuning_overrides if part else ())),
-            data_seed=self.of.data_seed,
-            memory_gib=self.of.memory_gib,
+
+def choices_of(tested: Tested) -> list[Choice]:
+    """Return what was chosen for all cells."""
+    return [choice for found in tested.values() for choice in found.choices]
+
+
+def plot_comparison(name: str, tested: Tested, path: Path) -> None:
+    """Plot the metric of each cell against its traffic."""
+    figure, (axes,) = new_figure(name, panels=1)
+    for place, found in enumerate(tested.values()):
+        colour = COLOURS[place % len(COLOURS)]
+        label = found.cell.name
+        draw_seed_means(
+            axes, [megabytes(found.runs)], [found.reached()], color=colour, marker="o", capsize=3, label=label
         )
+        axes.set(ylabel=f"{metric_label(f'test.{found.cell.of.metric}')} (%)")
+    axes.set(xlabel="uplink and downlink (MB)")
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=100)

@@ -9,8 +9,10 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
+from itertools import chain, product
+from string import Template
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -115,26 +117,76 @@ def best_place(tried: Sequence[Mapping[str, Any]], metric: str = "validation.acc
     return reached.index(max(reached))
 
 
+Value = float | str
+"""A value of a field: a number, or a text as overrides have it."""
+Fields = dict[str, Value | tuple[Value, ...]]
+
+
 class Comparison(Section):
     """Cells of one experiment, tuned over one grid; the first one is the reference.
 
-    `cells`: the overrides of each by its name. `grid`: the values that are tried of each field; all combinations.
-    `data_seed`: data.seed follows the seed, so that replicas differ in split and partition.
+    `cells`: the overrides of each by its name. In place of them `axes`: by axis the fields of each of its values; cells
+    are all combinations but for those of `without`. `grid`: the values that are tried of each field, all combinations;
+    a field of an axis has other ones, or a single one, for its cells. Overrides and fields have $FIELD, and $AXIS for
+    the name of its value; a field of the grid that none has is itself set.
+
+    Also `name` of a cell, `label` of a run and `lockstep`, which runs that go in lockstep share, are such texts; they
+    have $AXIS_slug and $part too, which is empty for test runs. `until`: runs end once the metric is at least this, and
+    the fewest rounds are chosen. `least`: values of fields below which there are none, so that they are not an edge.
     """
 
     experiment: str
     metric: Literal["accuracy", "accuracy.mean", "accuracy.worst_10_percent", "hr@10"] = "accuracy"
     overrides: tuple[str, ...] = ()
-    cells: dict[str, tuple[str, ...]] = Field(min_length=2)
-    grid: dict[str, tuple[float, ...]] = Field({})
+    cells: dict[str, tuple[str, ...]] = Field({}, validate_default=False)
+    axes: dict[str, dict[str, Fields]] = Field({})
+    fields: dict[str, Value] = Field({}, description="fields of all cells")
+    without: tuple[dict[str, str], ...] = Field((), description="values of axes whose combinations are not cells")
+    grid: dict[str, tuple[Value, ...]] = Field({})
+    least: dict[str, float] = Field({})
+    name: str = ""
+    label: str = ""
+    lockstep: str = ""
+    until: float | None = None
     tuning_overrides: tuple[str, ...] = Field((), description="what a run on validation data differs in")
     seeds: int = Field(5, ge=2)
+    first_seed: int = Field(0, ge=0)
     tuning_seeds: int = Field(COMPARABLE_SEEDS, ge=1)
-    data_seed: bool = False
+    data_seed: bool = Field(False, description="data.seed follows the seed, so that replicas differ in the partition")
+    so_far: bool = Field(False, description="a table has the first seeds that all cells have, two or more")
+    curve: bool = Field(False, description="results have every evaluation")
     memory_gib: float = Field(1.0, gt=0)
 
     @model_validator(mode="after")
     def _has_labels_of_their_own(self) -> Comparison:
-        if len({slug(name) for name in self.cells}) < len(self.cells):
-            raise ValueError("names of cells should differ in letters and figures, which labels of runs are made of")
+        if bool(self.cells) == bool(self.axes):
+            raise ValueError("give either cells or axes")
+        for names in (list(self.cells), *map(list, self.axes.values())):
+            if len({slug(name) for name in names}) < len(names):
+                raise ValueError("names of cells should differ in letters and figures, of which labels are made")
+        if len(self.keys) < 2:
+            raise ValueError("there should be two cells or more")
         return self
+
+    @cached_property
+    def placeholders(self) -> set[str]:
+        """The names that texts have as $NAME."""
+        fields = (field for values in self.axes.values() for of_value in values.values() for field in of_value.values())
+        texts = (
+            *map(str, self.fields.values()),
+            *self.overrides,
+            *chain.from_iterable(self.cells.values()),
+            *map(str, fields),
+            self.label,
+        )
+        return {name for text in texts for name in Template(text).get_identifiers()}
+
+    @property
+    def keys(self) -> list[tuple[str, ...]]:
+        """The names of each cell: its own, or its value of each axis."""
+        if self.cells:
+            return [(name,) for name in self.cells]
+        every = (dict(zip(self.axes, names, strict=True)) for names in product(*self.axes.values()))
+        return [
+            tuple(names.values()) for names in every if not any(left.items() <= names.items() for left in self.without)
+        ]

@@ -38,13 +38,13 @@ class TargetFields(Section):
     takes: str
     source: str | None = Field(None, description="in place of the paper's, if this target has another one")
     notes: tuple[str, ...] = ()
-    entry: str | None = Field(None, description="module:name of a table in this folder")
+    entry: str | None = Field(None, description="module:name of a table, or of the verdicts on a comparison")
     comparison: Comparison | None = None
 
     @model_validator(mode="after")
     def _has_a_table(self) -> TargetFields:
-        if (self.entry is None) == (self.comparison is None):
-            raise ValueError("give either entry, such as table:TABLE, or comparison")
+        if self.entry is None and self.comparison is None:
+            raise ValueError("give entry, such as table:TABLE, or comparison, or both")
         return self
 
 
@@ -82,10 +82,10 @@ class Target:
 
     def table(self) -> Table:
         """Return the table; this runs code of the paper. Raise `UserError` if the file or the name is not there."""
-        from narrowcast.studies.comparison import table_of
+        from narrowcast.studies.comparison import ComparisonVerdicts, table_of
         from narrowcast.studies.tables import MeasuredTable, RecordedTable, StudyTable
 
-        if self.fields.comparison is not None:
+        if self.fields.comparison is not None and self.fields.entry is None:
             return table_of(self.fields.comparison, self.name)
         module, _, name = str(self.fields.entry).partition(":")
         path = ".".join([*self.folder.relative_to(self.root).parts, module])
@@ -95,6 +95,10 @@ class Target:
             table = vars(importlib.import_module(path)).get(name)
         except (Exception, SystemExit) as error:  # whatever code of others raises
             raise UserError(f"{self.folder / FILE}: {self.name}.entry: {said(error)}") from error
+        if self.fields.comparison is not None:
+            if not isinstance(table, ComparisonVerdicts):
+                raise UserError(f"{self.folder / FILE}: {self.name}.entry: {path} has no ComparisonVerdicts {name}")
+            return table_of(self.fields.comparison, self.name, table)
         if not isinstance(table, RecordedTable | StudyTable | MeasuredTable):
             raise UserError(f"{self.folder / FILE}: {self.name}.entry: {path} has no table {name}")
         return table
