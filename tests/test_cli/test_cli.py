@@ -19,8 +19,9 @@ import pytest
 import requests
 
 from command_line import TINY, assert_refused, narrowcast, run_folders, terminated_after
+from narrowcast.cli.main import cli
 from narrowcast.platform.config.run_fields import StoreAddress
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking import store
 
 # MLflow's queries make SQLAlchemy warn.
@@ -391,3 +392,20 @@ def test_what_is_said_of_the_executor_stands_beside_its_option(tmp_path: Path, w
     """Of a packaged experiment that is played in this process, so that the option is another kind of executor."""
     said = narrowcast("run", "fedavg-digits", word, "--backend", "ray", "--output", tmp_path)
     assert_refused(said, "fedavg-digits.yaml: " + word.replace("=", " = ")[: word.index("=")])
+
+
+def test_a_second_interrupt_while_a_command_ends_keeps_what_it_said_of_the_first() -> None:
+    @cli.command("interrupted-twice", hidden=True)
+    def interrupted_twice() -> None:
+        try:
+            raise RunFailed("interrupted; resume with: this")
+        finally:
+            try:
+                raise TimeoutError
+            except TimeoutError:
+                raise KeyboardInterrupt  # noqa: B904 - as a signal raises it, while a process is waited for
+
+    try:
+        assert_refused(narrowcast("interrupted-twice"), "narrowcast: interrupted; resume with: this", status=1)
+    finally:
+        del cli.commands["interrupted-twice"]

@@ -24,7 +24,7 @@ from narrowcast.tuning.pruning import LearningCurve
 from narrowcast.tuning.settings import StudySettings, trial_metrics
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.storage import open_storage
-from narrowcast.tuning.trials import DISCARDED, OWNER, SURPLUS
+from narrowcast.tuning.trials import DISCARDED, OWNER, SURPLUS, trial_records
 
 SPACE = {
     "rate": {"kind": "float", "low": 0.01, "high": 1, "log": True},
@@ -158,7 +158,7 @@ def test_a_random_study_that_lost_trials_searches_the_same_points(tmp_path: Path
     assert (len(order), sorted(points["cut"], key=repr)) == (14, order)
 
 
-def test_a_trial_too_many_takes_no_draw(tmp_path: Path) -> None:
+def test_a_trial_too_many_takes_no_draw_and_has_no_record(tmp_path: Path) -> None:
     """As two processes leave one, in a study that is given more trials later."""
     settings = {**ONE, "sampler": {"kind": "random"}}
     whole = client(tmp_path / "whole", {**settings, "trials": 4})
@@ -168,6 +168,7 @@ def test_a_trial_too_many_takes_no_draw(tmp_path: Path) -> None:
     surplus = first.study.ask()
     surplus.set_user_attr(DISCARDED, SURPLUS)
     first.study.tell(surplus, state=TrialState.FAIL)
+    assert [record.number for record in trial_records(first.trials(), space())] == [0, 1]
     more = client(tmp_path / "late", {**settings, "trials": 4})
     assert found + [asked.params for asked in iter(more.ask, None)] == expected
 

@@ -68,11 +68,17 @@ class _Commands(click.Group):
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Call the command; raise `RunFailed` for an interrupt, before which click would print an empty line."""
+        """Call the command; raise `RunFailed` for an interrupt, before which click would print an empty line.
+
+        A second interrupt, while the command ends, leaves what the command was about to say of the first one.
+        """
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise RunFailed("interrupted") from None
+        except KeyboardInterrupt as error:
+            earlier = error.__context__
+            while earlier is not None and not isinstance(earlier, RunFailed):
+                earlier = earlier.__context__
+            raise earlier or RunFailed("interrupted") from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

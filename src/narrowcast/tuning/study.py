@@ -44,7 +44,7 @@ from narrowcast.tuning.settings import trial_metrics
 from narrowcast.tuning.storage import open_storage
 from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_plots import draw_study
-from narrowcast.tuning.trials import Evaluation, TrialBatch, TrialRecord, TrialSpec
+from narrowcast.tuning.trials import Evaluation, TrialBatch, TrialRecord, TrialSpec, trial_records
 
 _TAKE_OVER_SECONDS = 5.0
 
@@ -66,7 +66,7 @@ class StudyTrials(JobQueue[TrialBatch]):
 
     def records(self) -> list[TrialRecord]:
         """Return all trials of the study."""
-        return [TrialRecord.of(trial, self._file.space) for trial in self._client.trials()]
+        return trial_records(self._client.trials(), self._file.space)
 
     def next_job(self) -> TrialBatch | None:
         """Ask for trials and start them; None after the study's timeout or if there are enough."""
@@ -130,10 +130,11 @@ class StudyTrials(JobQueue[TrialBatch]):
 
     def resend(self, sent: Mapping[str, str]) -> None:
         """Send the trials whose state in MLflow, `sent`, differs from Optuna's, unless a live process owns them."""
-        for trial, record in zip(self._client.trials(), self.records(), strict=False):
+        trials = self._client.trials()
+        for record in trial_records(trials, self._file.space):
             if record.state in ("waiting", "running") or sent.get(str(record.number)) == record.state:
                 continue
-            if not self._client.is_owned_elsewhere(trial):
+            if not self._client.is_owned_elsewhere(trials[record.number]):
                 self._track(record, self._folder.read_rounds(record.number))
 
     def config(self, params: Mapping[str, Any], rounds: int | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ A trial: the attributes stored with it in Optuna, and its plain record for table
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,9 +108,14 @@ def counts_towards_total(trial: FrozenTrial) -> bool:
     return not (trial.state == TrialState.FAIL and DISCARDED in trial.user_attrs)
 
 
+def is_surplus(trial: FrozenTrial) -> bool:
+    """Return whether the trial was one too many, which nobody ran."""
+    return trial.user_attrs.get(DISCARDED) == SURPLUS
+
+
 def is_drawn(trial: FrozenTrial) -> bool:
     """Return whether the trial has a draw of its own: it repeats no other one and was not one too many."""
-    return RETRY_OF not in trial.user_attrs and trial.user_attrs.get(DISCARDED) != SURPLUS
+    return RETRY_OF not in trial.user_attrs and not is_surplus(trial)
 
 
 @dataclass(frozen=True)
@@ -150,3 +155,8 @@ class TrialRecord:
             retry_of=attributes.get(RETRY_OF),
             wall_seconds=(ended - began).total_seconds() if began and ended else 0.0,
         )
+
+
+def trial_records(trials: Iterable[FrozenTrial], space: Space) -> list[TrialRecord]:
+    """Return the records of Optuna's trials but for surplus ones."""
+    return [TrialRecord.of(trial, space) for trial in trials if not is_surplus(trial)]

@@ -43,7 +43,7 @@ from narrowcast.tuning.result import (
 from narrowcast.tuning.settings import COSTS, trial_metrics
 from narrowcast.tuning.storage import open_storage
 from narrowcast.tuning.study_file import StudyFile, load_study
-from narrowcast.tuning.trials import Evaluation, TrialBatch, TrialRecord, TrialSpec
+from narrowcast.tuning.trials import Evaluation, TrialBatch, TrialRecord, TrialSpec, trial_records
 
 _MEASURED = ("wall_seconds", "logged_at_ms", "solver_seconds")
 """Columns of an evaluation that another run measures anew."""
@@ -127,11 +127,12 @@ class _StudyVerification:
         self.attributes = {**study.user_attrs, DIGEST: study.user_attrs.get(DIGEST, "")}
         known = self.attributes[DIGEST] == self.file.digest()
         problem = "" if known else f"it was begun with another file than {FILE}"
-        self._records = [TrialRecord.of(trial, self.file.space) for trial in trials]
+        self._records = trial_records(trials, self.file.space)
         names = list(self.file.settings.objectives)
-        for trial, record in zip(trials, self._records, strict=True):
-            if record.state == "complete" and trial.values != [record.metrics.get(name) for name in names]:
-                problem = problem or f"trial {trial.number}: its objectives are not those of its metrics"
+        for record in self._records:
+            values = [record.metrics.get(name) for name in names]
+            if record.state == "complete" and trials[record.number].values != values:
+                problem = problem or f"trial {record.number}: its objectives are not those of its metrics"
         yield Check(JOURNAL, f"{compared}, and objectives against metrics", problem)
 
     @cached_property
