@@ -1,20 +1,21 @@
 """The payload of rows: its weight, its way there and back, hostile bytes, and what a server can do with it."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narrowcast.algorithms.client.row_uploads import RowSending, TrainRows, train_and_send_rows
-from narrowcast.algorithms.codecs.messages import RowsPayload
+from narrowcast.algorithms.client.row_uploads import RowCall, train_and_send_rows
+from narrowcast.algorithms.client.sums import Aggregation
+from narrowcast.algorithms.codecs.messages import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.wire import HEADER_BYTES, MessageHeader, MessageKind, varint
-from narrowcast.algorithms.federated import fedmf, low_rank_forms
+from narrowcast.algorithms.federated import fedmf
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
-from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.models.factorisation import ITEM_FACTORS
@@ -180,23 +181,24 @@ def train_and_pack(
     """Train a chunk; the bytes of each client that sends any, in the order of the chunk."""
     payloads: list[RowsPayload] = []
 
-    def recorded(sending: RowSending, cohort: RowCohort, columns: Array, train: TrainRows) -> ChunkResult:
+    def recorded(call: RowCall, aggregation: Aggregation, layout: RowLayout) -> ChunkResult:
+        cohort = call.cohort
+
         def keep(weights: Array, keep_changes: bool) -> FusedResult:
             del keep_changes
-            result = train(weights, True)
+            result = call.train(weights, True)
             assert result.row_changes is not None
-            mask = sending.aggregation == "per_item_mean"
+            mask = aggregation == "per_item_mean"
             for place, client in enumerate(cohort.chunk.clients):
                 own = cohort.rows(place)
-                values, rows = result.row_changes[own][:, columns[place]], cohort.samples.row_items[own]
+                values, rows = result.row_changes[own][:, call.columns[place]], cohort.samples.row_items[own]
                 examples = int(cohort.task.data.examples[client])
-                payloads.append(RowsPayload(cohort.task.data.n_items, rows, values, sending.layout, mask, examples))
+                payloads.append(RowsPayload(cohort.task.data.n_items, rows, values, layout, mask, examples))
             return result
 
-        return train_and_send_rows(sending, cohort, columns, keep)
+        return train_and_send_rows(replace(call, train=keep), aggregation, layout)
 
-    for module in (fedmf, low_rank_forms):
-        monkeypatch.setattr(module, "train_and_send_rows", recorded)
+    monkeypatch.setattr(fedmf, "train_and_send_rows", recorded)
     data = synthetic([3, 20, 1, 11, 8, 30])
     # from "not even rank 1" to "all five": a component weighs 32 bits for each row that is sent
     task = make_task(data, uplink=np.array([0.0, 10.0, 5200.0, 5500.0, 1e9, 7000.0]))

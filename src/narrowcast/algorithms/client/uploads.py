@@ -65,8 +65,6 @@ CODEC = PrefixedArrays("codec/")
 """Client state that codecs keep: error memories, warm factors; [U, ...]."""
 CONTROL = PrefixedArrays("control/")
 """Control variates: c_u [U, ...] of the clients, c of the server."""
-BASIS = PrefixedArrays("basis/")
-"""The random basis of each weight of a network, in a broadcast."""
 UPDATE = PrefixedArrays("update/")
 """The change that the last round made to each tensor, in a server state."""
 

@@ -11,46 +11,87 @@ their Table 4. Letters: r_g is the rank of the global update, r_u that of client
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.channel.joint import RankLevelGrid, head_bits
 from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
-from narrowcast.algorithms.client.row_uploads import RowCall
-from narrowcast.algorithms.client.sums import SumLayout
-from narrowcast.algorithms.client.uploads import Message
-from narrowcast.algorithms.codecs.chain import Codec, refuse_stateful
+from narrowcast.algorithms.client.row_uploads import RowCall, float_bits, row_coding
+from narrowcast.algorithms.client.sums import COMPONENT_WEIGHTS, RowSum, SumLayout, TensorSum, tensor_weights
+from narrowcast.algorithms.client.uploads import Columns, Message
+from narrowcast.algorithms.codecs.chain import Codec, Stages, refuse_stateful
+from narrowcast.algorithms.codecs.low_rank import BasisKind, draw_basis
+from narrowcast.algorithms.codecs.messages import DensePayload, RowLayout, RowsPayload, dense_wire_bits
+from narrowcast.algorithms.codecs.wire import dtype_of
+from narrowcast.algorithms.federated.downloads import CodedChange
 from narrowcast.algorithms.federated.fedmf import RowAveraging, check_rank, expected_rows, named_rows
-from narrowcast.algorithms.federated.low_rank_forms import LowRankSettings, NetworkForm, RowForm
 from narrowcast.algorithms.federated.shared_basis import (
+    BASIS,
     RANK_POLICIES,
+    Factor,
+    FactoredWeights,
     RankPolicy,
+    TensorNames,
     UniformRank,
     UpdateSizes,
+    basis_seed,
+    draw_components,
+    label,
+    layout_of_rows,
+    layout_of_weights,
 )
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task, Traits
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ITEM_FACTORS, MatrixFactorisation
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
+from narrowcast.platform.types import (
+    Arrays,
+    Chunk,
+    ChunkResult,
+    FloatArray,
+    IntArray,
+    LocalTerms,
+    LocalUpdates,
+    Payload,
+)
+
+_UPDATE = TensorNames("update/")
+"""A of the last round, and the vectors' change, in a server state."""
+_CHANGED = "changed_rows"
 
 
-class LowRank(LowRankSettings, ABC):
+class LowRank(RowAveraging, ClientPass, ABC):
     """Changes of low rank in a basis that all clients of a round share.
 
-    The item matrix of matrix factorisation is handled by `RowForm`, the weights of a network by `NetworkForm`. With
-    `download` clients are sent Q itself, as `CodedDownload` says, in place of the last round's mean of A.
+    The item matrix of matrix factorisation changes so, or each weight of a network; a network's vectors are trained and
+    sent whole. With `download` clients are sent Q itself, as `CodedDownload` says, in place of the last round's mean
+    of A.
     """
 
-    def form(self, arrays: Arrays) -> RowForm | NetworkForm:
-        """Return the form for the model whose parameters are among `arrays`: a server state or a broadcast."""
-        return RowForm(self) if ITEM_FACTORS in arrays else NetworkForm(self)
+    clients_choose_ranks: ClassVar[bool]
+
+    kind: str
+    rank: int = Field(4, ge=1, description="rank of the global update; at most model.embedding_dim")
+    basis: BasisKind = "orthonormal"
+    rows: RowLayout = "touched"
+    downlink_codec: Stages = Field((), description="codec of the mean of A on its way to clients that follow")
+
+    @abstractmethod
+    def choose_ranks(
+        self, sizes: Callable[[], UpdateSizes], chunk: Chunk, task: Task
+    ) -> tuple[IntArray, IntArray | None]:
+        """Return r_u of each client, [C], and the levels [C] that its codec tries first; None for the codec's own.
+
+        `sizes` computes the sizes of the updates, for an algorithm whose ranks depend on them.
+        """
 
     def check(self, task: Task) -> None:
         """Raise `UserError` if the rank exceeds the embedding dimension, or if the codec does not fit.
@@ -76,10 +117,27 @@ class LowRank(LowRankSettings, ABC):
         """Uploads of matrix factorisation through a codec have lists of rows."""
         return replace(super().traits, codes_row_lists=bool(self.codec))
 
+    @property
+    def row_layout(self) -> RowLayout:
+        """The field `rows`."""
+        return self.rows
+
+    @property
+    def _downlink(self) -> CodedChange:
+        """The coding of the mean of A, by which the server moves its model too."""
+        return CodedChange(self.downlink_codec)
+
     def init(self, task: Task) -> Arrays:
         """Return the model's parameters, and A = 0."""
         model = task.initial_parameters()
-        return self.form(model).init(model)
+        dtype, factors = dtype_of(model), Factor.all_of(model, self.rank)
+        shapes = {name: values.shape for name, values in model.items()}
+        shapes |= {name: (factor.long, factor.rank) for name, factor in factors.items()}
+        zeros = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
+        state = {**model, **_UPDATE.add(zeros), **self._downlink.init(shapes, dtype)}
+        if ITEM_FACTORS not in model:
+            return state
+        return {**state, _CHANGED: np.zeros(len(zeros[ITEM_FACTORS]), dtype=bool), **self.begun_download(model)}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the private parameters of all clients, such as the user factors P [U, d]."""
@@ -88,46 +146,149 @@ class LowRank(LowRankSettings, ABC):
     # Server half; lines are those of Algorithms 1 and 2, and S_u is the identity in the first
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Send A of the last round and the seed of B, lines 2 to 6; Q itself to a newcomer."""
-        return self.form(server).broadcast(server, task, round_index)
+        """Send A of the last round and the seed of B, lines 2 to 6; all parameters to a newcomer."""
+        model, seed = self.final(server), basis_seed(task.seed, round_index)
+        dtype, downlink = dtype_of(model), self._downlink
+        bases = {
+            name: draw_basis(self.basis, factor.rank, factor.short, seed, label(name), dtype)
+            for name, factor in Factor.all_of(model, self.rank).items()
+        }
+        if self.download is not None:
+            sent = self.download.broadcast(model, server, task, round_index, seed)
+            return replace(sent, arrays={**sent.arrays, **BASIS.add(bases)})
+        arrays = {**model, **BASIS.add(bases), **downlink.broadcast(seed)}
+        coded, update = downlink.message(server, seed, dtype), _UPDATE.of(server)
+        if ITEM_FACTORS in model:
+            of_rows = partial(RowsPayload, len(model[ITEM_FACTORS]), mask=False, seed=seed)
+            every, changed = np.arange(len(model[ITEM_FACTORS])), np.flatnonzero(server[_CHANGED])
+            full: Payload = of_rows(every, np.asarray(model[ITEM_FACTORS]), "all")
+            last: Payload = coded or of_rows(changed, np.asarray(update[ITEM_FACTORS])[changed], self.rows)
+        else:
+            full, last = DensePayload.of(model, seed=seed), coded or DensePayload.of(update, seed=seed)
+        return Broadcast(arrays, full, last if round_index > 1 else None)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return A = mean of the clients' S_u A_u (line 11), and Q + A B, which every client computes too (line 4)."""
+        """Return A = mean of the clients' S_u A_u (line 11), and Q + A B, which every client computes too (line 4).
+
+        A is scaled by the server's learning rate, and as clients decode it; a network's vectors move likewise.
+        """
         del task, round_index
-        return self.form(server).step(server, broadcast, total)
+        model, bases = self.final(server), BASIS.of(broadcast)
+        if ITEM_FACTORS in model:
+            rows = RowSum.of(total)
+            mean = {ITEM_FACTORS: rows.mean() * np.float32(self.server_learning_rate)}
+            kept = {_CHANGED: rows.changed_rows(), **self.kept_download(model, server, broadcast)}
+        else:
+            mean, kept = self._mean_of_tensors(total, model), {}
+        sent, coded = self._downlink.send(mean, server, broadcast)
+        factors = Factor.all_of(model, self.rank)
+        changes = {
+            name: factors[name].change_of(values, bases[name]) if name in factors else values
+            for name, values in sent.items()
+        }
+        moved = {name: values + changes[name] for name, values in model.items()}
+        return {**moved, **_UPDATE.add(sent), **coded, **kept}
+
+    def _mean_of_tensors(self, total: Arrays, model: Arrays) -> dict[str, NDArray[Any]]:
+        """Return the mean of each A of a network by component, and of the vectors, times the server's learning rate."""
+        sums, rate, mean = TensorSum.of(total), self.server_learning_rate, {}
+        for name, values in sums.tensors.items():
+            divisor = sums.component_weights.get(name, sums.weight)
+            mean[name] = (rate * values / np.where(divisor > 0, divisor, 1.0)).astype(model[name].dtype)
+        return mean
 
     def final(self, server: Arrays) -> Arrays:
         """Return Q, or the network's parameters."""
-        return self.form(server).final(server)
+        if ITEM_FACTORS in server:
+            return {ITEM_FACTORS: server[ITEM_FACTORS]}
+        return self._downlink.without(BASIS.without(_UPDATE.without(server)))
 
     # Client half
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Choose r_u, draw S_u, train p_u and A_u, from A_u = 0 with Q + S_u A_u B, and send A_u: lines 6 to 9."""
-        rows = isinstance(self.form(broadcast), RowForm)
-        return (RowAveraging if rows else ClientPass).train(self, broadcast, chunk, task)
+        half = RowAveraging if ITEM_FACTORS in broadcast else ClientPass
+        return half.train(self, broadcast, chunk, task)
 
     def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
-        """Return the training of components of A on the rows of Q."""
-        return RowForm(self).row_call(broadcast, cohort)
+        """Train r_u components of A on each client with Q and B frozen, and send the rows that it touches."""
+        chunk, task = cohort.chunk, cohort.task
+        ranks, levels = self.choose_ranks(partial(self._sizes_of_rows, cohort), chunk, task)
+        components = draw_components(ranks, self.rank, chunk.clients, task.seed, chunk.round_index)
+        item_factors, basis = np.asarray(broadcast[ITEM_FACTORS]), np.asarray(BASIS.of(broadcast)[ITEM_FACTORS])
+        train = partial(cohort.train_components, item_factors, basis, components)
+        return RowCall(cohort, components, train, row_coding(Codec(self.codec), self.rows, levels))
 
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall] | None:
-        """Return the local training of a network; None for matrix factorisation, which has a program of its own."""
-        form = self.form(broadcast)
-        return None if isinstance(form, RowForm) else [form.local_call(broadcast, chunk, task)]
+        """Train each A of a network from zero, and the vectors, with gradients times sqrt(r / d) for each A.
+
+        It is None for matrix factorisation, whose rows have a program of their own.
+        """
+        model = self.final(broadcast)
+        if ITEM_FACTORS in model:
+            return None
+        factors, masks = Factor.all_of(model, self.rank), self._columns(model, chunk, task).masks
+        start = {
+            name: np.zeros((factors[name].long, factors[name].rank), dtype_of(model)) if name in factors else values
+            for name, values in model.items()
+        }
+        gains = {
+            name: (masks[name] * (factor.rank / factor.short) ** 0.5).astype(model[name].dtype)[:, None, :]
+            for name, factor in factors.items()
+        }
+        frozen = {name: model[name] for name in factors} | BASIS.add(BASIS.of(broadcast))
+        terms = LocalTerms(gains=gains, rebuild=FactoredWeights(tuple(factors.items())), frozen=frozen)
+        return [LocalCall(start, chunk, task, terms)]
 
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
-        """Send what the clients of a network trained."""
-        return NetworkForm(self).message(broadcast, chunk, task, updates)
+        """Send A, in the columns that each client trained, and the vectors."""
+        return Message(updates.changes, columns=self._columns(self.final(broadcast), chunk, task))
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
-        """Return what the clients of a network trained, by their examples."""
-        return NetworkForm(self).contribution(broadcast, chunk, task, arrived)
+        """Return A and the vectors, by the clients' examples.
+
+        Each component is divided by the examples of the clients that sent it, or of all clients (`weighted`).
+        """
+        weight, counts = tensor_weights("examples", task, chunk, arrived.delivered), {}
+        if self.aggregation != "weighted":
+            masks = self._columns(self.final(broadcast), chunk, task).masks
+            counts = COMPONENT_WEIGHTS.add({name: weight[:, None] * mask for name, mask in masks.items()})
+        return Contribution(arrived.tensors, weight, sums=counts)
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout:
         """Return the layout of the sum of A."""
-        rows = isinstance(task.model, MatrixFactorisation)
-        return (RowForm(self) if rows else NetworkForm(self)).sum_layout(task, cohort)
+        layout = layout_of_rows if isinstance(task.model, MatrixFactorisation) else layout_of_weights
+        return layout(task, cohort, self.rank, self.aggregation, chosen=self.clients_choose_ranks)
+
+    def _columns(self, model: Arrays, chunk: Chunk, task: Task) -> Columns:
+        """Return r_u of each client of a network, and the components S_u that it trains of each weight."""
+        ranks, _ = self.choose_ranks(partial(self._sizes_of_weights, model, len(chunk.clients)), chunk, task)
+        masks = {
+            name: draw_components(ranks, factor.rank, chunk.clients, task.seed, chunk.round_index, name)
+            for name, factor in Factor.all_of(model, self.rank).items()
+        }
+        return Columns(ranks, masks)
+
+    def _sizes_of_rows(self, cohort: RowCohort) -> UpdateSizes:
+        ranks, rows = np.arange(self.rank + 1), cohort.n_rows.astype(np.float64)
+        unexpected = cohort.positives if cohort.task.training.shared_negatives else cohort.n_rows
+        bits = float_bits(cohort, ranks[None, :], self.aggregation, self.rows)
+        return UpdateSizes(
+            float_bits=np.broadcast_to(bits, (len(rows), len(ranks))),
+            values=rows[:, None] * ranks[1:],
+            head_bits=head_bits(cohort.task.data.n_items, unexpected),
+            rows=rows,
+        )
+
+    def _sizes_of_weights(self, model: Arrays, n_clients: int) -> UpdateSizes:
+        factors, dtype = Factor.all_of(model, self.rank).values(), dtype_of(model)
+        vectors = sum(values.size for values in model.values() if values.ndim < 2)
+        bits = [
+            dense_wire_bits(vectors + sum(factor.long * min(rank, factor.rank) for factor in factors), dtype)
+            for rank in range(self.rank + 1)
+        ]
+        of_clients = np.broadcast_to(np.array(bits), (n_clients, len(bits)))
+        return UpdateSizes(of_clients, values=of_clients[:, 1:] / (8 * dtype.itemsize), head_bits=np.zeros(n_clients))
 
 
 class CoLR(LowRank):

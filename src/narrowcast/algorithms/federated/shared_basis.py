@@ -1,25 +1,71 @@
-"""Data that all parties of a round regenerate: the seed of the basis B, and the components that each client trains.
+"""The factors of low-rank changes, and what all parties of a round regenerate: the basis B, the components of clients.
 
-Rank policies: the choice of each SCoLR client's rank r_u in a round.
+An item matrix Q [N, d] changes by A B with A [N, r] and B [r, d]. Of a network, every weight with two or more
+dimensions changes so, the rest is trained and sent whole. A weight is viewed as the matrix W [m, d] whose shorter side
+is d, transposed if that is the first; r is the algorithm's rank, or d if that is less.
+
+Rank policies: the choice of each SCoLR client's rank r_u in a round. Layouts of the sum of A, for secure aggregation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
+from narrowcast.algorithms.client.sums import (
+    COMPONENT_WEIGHTS,
+    ROWS,
+    TENSORS,
+    WEIGHT,
+    Aggregation,
+    MaskGroup,
+    SumBlock,
+    SumLayout,
+    largest_weight,
+    row_sum_layout,
+)
+from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import Registry
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.models.factorisation import ITEM_FACTORS
 from narrowcast.platform.seeds import generator, stream_keys, uniform_below, uniform_bits
-from narrowcast.platform.types import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    Profiles,
-)
+from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, Profiles
+
+
+def label(name: str) -> str:
+    """Return the name of a tensor in random streams: that of an item matrix, which is alone, is empty."""
+    return "" if name == ITEM_FACTORS else name
+
+
+class TensorNames(PrefixedArrays):
+    """Arrays of each tensor under a prefix; that of an item matrix is named by the prefix alone."""
+
+    def name(self, name: str) -> str:
+        """Return the full name of an array of this part."""
+        return super().name(label(name)).removesuffix("/")
+
+    def add(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """Return arrays under their full names."""
+        return {self.name(name): values for name, values in arrays.items()}
+
+    def of(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """Return the arrays of this part under the names of their tensors."""
+        if (alone := self.name(ITEM_FACTORS)) in arrays:
+            return {ITEM_FACTORS: arrays[alone]}
+        return super().of(arrays)
+
+
+BASIS = TensorNames("basis/")
+"""B of each weight, in a broadcast."""
 
 
 def basis_seed(seed: int, round_index: int) -> int:
@@ -53,6 +99,120 @@ class UpdateSizes:
     values: FloatArray
     head_bits: FloatArray
     rows: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The shape of the factors of a weight W, or of the item matrix. Shapes: A [long, rank], B [rank, short]."""
+
+    shape: tuple[int, ...]
+    long: int
+    short: int
+    rank: int
+    transposed: bool
+
+    @classmethod
+    def all_of(cls, model: Arrays, rank: int) -> dict[str, Factor]:
+        """Return the factors of an item matrix, or of a network's weights; vectors have none."""
+        if ITEM_FACTORS in model:
+            n_items, dimension = shape = model[ITEM_FACTORS].shape
+            return {ITEM_FACTORS: cls(shape, n_items, dimension, rank, transposed=False)}
+        factors = {name: cls.of(values.shape, rank) for name, values in model.items()}
+        return {name: factor for name, factor in factors.items() if factor}
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], rank: int) -> Factor | None:
+        """Return the factor of a tensor of this shape; None for a vector."""
+        if len(shape) < 2:
+            return None
+        rows, columns = shape[0], prod(shape[1:])
+        short = min(rows, columns)
+        return cls(shape, max(rows, columns), short, min(rank, short), transposed=rows < columns)
+
+    def change_of(self, a: NDArray[Any], basis: NDArray[Any]) -> NDArray[Any]:
+        """Return A B in the weight's own shape, of arrays."""
+        return self.change(torch.from_numpy(a), torch.from_numpy(np.array(basis))).numpy()
+
+    def change(self, a: Tensor, basis: Tensor) -> Tensor:
+        """Return A B in the weight's own shape."""
+        product = a @ basis
+        return (product.T if self.transposed else product).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class FactoredWeights:
+    """The parameters of a module from the A and the vectors that a client trains, and from W and B."""
+
+    factors: tuple[tuple[str, Factor], ...]
+
+    def __call__(self, trained: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return W + A B for each weight, and the vectors."""
+        changes = {
+            name: frozen[name] + factor.change(trained[name], frozen[BASIS.name(name)]) for name, factor in self.factors
+        }
+        return {**trained, **changes}
+
+
+def layout_of_rows(task: Task, cohort: int, rank: int, aggregation: Aggregation, *, chosen: bool) -> SumLayout:
+    """Return one group for all of A of an item matrix; with chosen ranks one for each column and one for the counts."""
+    n_items = task.data.n_items
+    whole = row_sum_layout(aggregation, rank, task, cohort)
+    if not chosen:
+        return whole
+    by_component = aggregation == "per_component_mean"
+    columns = [
+        MaskGroup(
+            (SumBlock(ROWS, component, n_items),), (SumBlock(WEIGHT, component, n_items),) if by_component else ()
+        )
+        for component in range(rank)
+    ]
+    shared = () if by_component else (MaskGroup((), whole.groups[0].counts),)
+
+    def groups_of_ranks(ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
+        drawn = draw_components(ranks, rank, clients, seed, round_index)
+        return np.hstack([drawn.any(axis=1, keepdims=True)] * len(shared) + [drawn])
+
+    return replace(whole, groups=(*shared, *columns), max_rank=rank, groups_of_ranks=groups_of_ranks)
+
+
+def layout_of_weights(task: Task, cohort: int, rank: int, aggregation: Aggregation, *, chosen: bool) -> SumLayout:
+    """Return a group for the vectors and one for each component of each weight; one for all if clients send all."""
+    model = task.initial_parameters()
+    factors = Factor.all_of(model, rank)
+    vectors = {name: values for name, values in model.items() if name not in factors}
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {WEIGHT: ((), np.float64)}
+    shapes |= {TENSORS.name(name): (values.shape, values.dtype) for name, values in vectors.items()}
+    groups = [
+        MaskGroup(
+            tuple(SumBlock(TENSORS.name(name), None, values.size) for name, values in vectors.items()),
+            (SumBlock(WEIGHT, None, 1),),
+        )
+    ]
+    divided = aggregation != "weighted"
+    for name, factor in factors.items():
+        key, divisor = TENSORS.name(name), COMPONENT_WEIGHTS.name(name)
+        shapes[key] = ((factor.long, factor.rank), model[name].dtype)
+        if divided:
+            shapes[divisor] = ((factor.rank,), np.float64)
+        groups += [
+            MaskGroup((SumBlock(key, component, factor.long),), (SumBlock(divisor, component, 1),) * divided)
+            for component in range(factor.rank)
+        ]
+    most = largest_weight(task, cohort)
+    if not chosen:
+        whole = MaskGroup(
+            tuple(part for group in groups for part in group.values),
+            tuple(part for group in groups for part in group.counts),
+        )
+        return SumLayout((whole,), shapes, most, cohort, one_weight=True)
+
+    def groups_of_ranks(ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
+        masks = [
+            draw_components(ranks, factor.rank, clients, seed, round_index, name) for name, factor in factors.items()
+        ]
+        return np.hstack([(ranks > 0)[:, None], *masks])
+
+    return SumLayout(tuple(groups), shapes, most, cohort, True, rank, groups_of_ranks)
 
 
 class RankPolicy(Protocol):
