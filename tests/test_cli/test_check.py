@@ -23,6 +23,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
         ("focal_loss:FocalLoss", "loss", ()),
         ("focal_loss:Brier", "metric", ()),
         ("city_fleet:CityFleet", "fleet", ("--kind", "fleet")),
+        *(
+            pytest.param(spec, "algorithm", (), marks=pytest.mark.slow)
+            for spec in ("fedavgm:FedAvgM", "dp_fedavg:DPFedAvg", "sign_flip:SignFlip")
+        ),
     ],
 )
 def test_the_examples_keep_their_laws(

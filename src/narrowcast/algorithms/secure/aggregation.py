@@ -50,9 +50,10 @@ def train_each(algorithm: Algorithm, broadcast: Arrays, chunk: Chunk, task: Task
     """
     chunk = replace(chunk, budget_bits=None, lost=None, relayed=None, secrets={})
     places = np.arange(len(chunk.clients))[:, None]
-    if algorithm.local_calls(broadcast, chunk, task) is None:
+    if (calls := algorithm.local_calls(broadcast, chunk, task)) is None:
         return [algorithm.train(broadcast, chunk.take(place), task) for place in places]
-    (updates,) = algorithm.local_updates(broadcast, chunk, task)
+    (call,) = calls
+    updates = task.training.train(call.server, chunk, task, call.terms)
     return [algorithm.send(broadcast, chunk.take(place), task, [updates.take(place)]) for place in places]
 
 

@@ -1,0 +1,31 @@
+"""An attack on averaging: some clients send their change with the sign reversed, and larger.
+
+Reference: Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017 (arXiv:1703.02757); `aggregator: krum` is
+their answer.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from narrowcast.extend import Arrays, Averaging, Chunk, LocalUpdates, Message, Task
+
+
+class SignFlip(Averaging):
+    """FedAvg in which the first `attackers` clients send -`scale` times their change."""
+
+    kind: Literal["sign_flip"] = "sign_flip"
+    attackers: int = Field(1, ge=0)
+    scale: float = Field(3.0, gt=0)
+
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send the change, of an attacker its opposite."""
+        plain = super().message(broadcast, chunk, task, updates)
+        factor = np.where(chunk.clients < self.attackers, -self.scale, 1.0)
+        tensors = {
+            name: values * factor.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype)
+            for name, values in plain.tensors.items()
+        }
+        return replace(plain, tensors=tensors)
