@@ -13,6 +13,7 @@ from sklearn.decomposition import PCA
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.experiment import load_experiment
+from narrowcast.studies.results import read_lines
 from narrowcast.studies.verdicts import PaperVerdict, PublishedMean, as_csv, as_markdown, judge_family, judge_mean
 from narrowcast_papers.colr import components as colr_components
 from narrowcast_papers.colr import encryption as colr_encryption
@@ -28,6 +29,25 @@ from narrowcast_papers.colr.accuracy import (
     plot_points,
 )
 from papers import recorded, targets
+
+
+@pytest.mark.parametrize(
+    ("name", "points"), [("colr-table4", TABLE_4), ("colr-fig3", FIGURE_3), ("colr-fig4", FIGURE_4)]
+)
+def test_the_kept_tables_are_those_of_their_values_by_seed(name: str, points: Any, tmp_path: Path) -> None:
+    """Runs of these targets have folders, which are not kept; the files have the metrics of each seed."""
+    lines = read_lines(targets()[name].results / f"{name}.csv")
+    by_seed = {line["what"]: [float(value) / 100 for value in line["by_seed"].split()] for line in lines}
+    results = {
+        point.run.label: [
+            {"final": {"test.hr@10": hr, "test.ndcg@10": ndcg}}
+            for hr, ndcg in zip(by_seed[f"HR@10, {point.name}"], by_seed[f"NDCG@10, {point.name}"], strict=True)
+        ]
+        for point in points
+    }
+    verdicts, _ = recorded(name).finish(results, tmp_path / name)
+    shown = [(row.what, row.paper, row.ours, row.difference, row.verdict) for row in verdicts]
+    assert shown == [tuple(line[column] for column in list(line)[:5]) for line in lines]
 
 
 def exact(points: Any, shift: float = 0.0, spread: float = 0.1) -> dict[str, list[dict[str, Any]]]:

@@ -13,12 +13,11 @@ from narrowcast.platform.models.rating_baselines import USER_MEAN
 from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits, format_seconds
 from narrowcast.runs.significance import compare_paired, paired_interval
-from narrowcast.studies.comparison import draw_seed_means
 from narrowcast.studies.results import Rows
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import cells_plan, finished, finished_cells, in_turn, untuned_plan
 from narrowcast.studies.verdicts import PaperVerdict, corrected, describe, mean_and_spread
-from narrowcast_papers.fedmavg import central, clustering, items
+from narrowcast_papers.fedmavg import central, items
 from narrowcast_papers.fedmavg.items import CELLS, LINKS, SENDERS, STEPS, TEST_SEEDS, UPLOADS, USERS, ItemCell
 
 MARGIN = 0.005
@@ -140,45 +139,6 @@ def plot_items(rows: Rows, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def judge_clusters(rows: Rows) -> list[PaperVerdict]:
-    """Give the accuracy and mutual information of every cell, and of k-means on the same images in one place."""
-    verdicts, seeds = [], clustering.SEEDS
-    for data in clustering.COLUMNS:
-        central = [clustering.k_means(data, seed) for seed in range(seeds)]
-        scored = {f"{data}, k-means, all in one place": central}
-        for cell in clustering.CELLS:
-            if cell.data == data and (runs := finished(rows, cell.run, seeds)):
-                scored[cell.name] = [(run["final"]["test.accuracy"], run["final"]["test.nmi"]) for run in runs]
-        for name, each in scored.items():
-            accuracy, information = (tuple(100 * value for value in column) for column in zip(*each, strict=True))
-            difference = compare_paired(accuracy, [100 * value for value, _ in central])
-            against = f"{difference.interval.mean:+.1f}" if each is not central else ""
-            interval = f", against k-means {difference.interval.low:+.1f} to {difference.interval.high:+.1f}"
-            said = f"mutual information {mean_and_spread(information, 1)}" + (interval if against else "")
-            ours = mean_and_spread(accuracy, 1)
-            verdicts.append(PaperVerdict(name, "", ours, said, against, by_seed=accuracy))
-    return verdicts
-
-
-def plot_clusters(verdicts: Sequence[PaperVerdict], path: Path) -> None:
-    """Plot the accuracy of every cell and of k-means."""
-    figure, panels = new_figure("Clusters against classes: FedMAvg with non-negative factors, and k-means", panels=2)
-    for axes, data in zip(panels, clustering.COLUMNS, strict=True):
-        of_data = [each for each in verdicts if each.what.startswith(f"{data}, ")]
-        for place, each in enumerate(of_data):
-            colour = VERMILLION if "k-means" in each.what else BLUE
-            draw_seed_means(axes, [place], [each.by_seed], color=colour, marker="o", capsize=3)
-        axes.set_xticks(range(len(of_data)), [each.what.partition(", ")[2].replace(", ", ",\n") for each in of_data])
-        axes.tick_params(axis="x", labelrotation=60, labelsize=7)
-        axes.set(title=data, ylim=(0, 100))
-    panels[0].set(ylabel="columns in the class of their cluster (%)")
-    figure.savefig(path, dpi=150)
-
-
-def _plot_clusters(rows: Rows, path: Path) -> None:
-    plot_clusters(judge_clusters(rows), path)
-
-
 ITEMS = StudyTable(
     {
         items.STUDY: in_turn(
@@ -191,9 +151,4 @@ ITEMS = StudyTable(
     },
     judge_items,
     plot_items,
-)
-CLUSTERS = StudyTable(
-    {clustering.STUDY: untuned_plan(clustering.STUDY, [cell.run for cell in clustering.CELLS], clustering.SEEDS)},
-    judge_clusters,
-    _plot_clusters,
 )

@@ -13,15 +13,16 @@ best values need it. The same clients are stragglers under every method of a see
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
-from narrowcast.runs.significance import MeanTest, compare_paired, holm
+from narrowcast.runs.significance import MeanTest, compare_paired
 from narrowcast.studies.comparison import ComparisonVerdicts, Tested, choices_of, draw_seed_means
 from narrowcast.studies.tuning import tuning_verdict
-from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread
+from narrowcast.studies.verdicts import PaperVerdict, bounds_of, mean_and_spread, ordered_differences
 
 DATA = ("iid", "0", "0.5", "1")
 """Synthetic data without heterogeneity, and with this alpha and beta."""
@@ -49,16 +50,12 @@ def judge_fedprox(tested: Tested) -> list[PaperVerdict]:
         verdicts.append(PaperVerdict(found.cell.name, "", mean_and_spread(found.reached()), said, "", found.reached()))
     for data in DATA:
         verdicts += [
-            PaperVerdict(what, _published(what), f"{test.interval.mean:+.2f}", _bounds(test))
+            PaperVerdict(what, _published(what), f"{test.interval.mean:+.2f}", bounds_of(test))
             for what, test in _tests([data], set_name(data), tested).items()
         ]
-    pooled = _tests(DATA[1:], "mean of the heterogeneous sets", tested)
-    for (what, test), p in zip(pooled.items(), holm([test.p_zero for test in pooled.values()]), strict=True):
-        order = describe_order(test, p, "below", "above")
-        paper = _PUBLISHED_GAIN if what.endswith(f"90 %: {BEST_MU} less {FEDAVG}") else _published(what)
-        verdicts.append(
-            PaperVerdict(what, paper, f"{test.interval.mean:+.2f}", f"{order} {_bounds(test)}, p = {p:.2g}")
-        )
+    for verdict in ordered_differences(_tests(DATA[1:], "mean of the heterogeneous sets", tested), "below", "above"):
+        gain = verdict.what.endswith(f"90 %: {BEST_MU} less {FEDAVG}")
+        verdicts.append(replace(verdict, paper=_PUBLISHED_GAIN if gain else _published(verdict.what)))
     return [*verdicts, tuning_verdict(choices_of(tested))] if verdicts else []
 
 
@@ -83,10 +80,6 @@ def _tests(sets: Sequence[str], name: str, tested: Tested) -> Mapping[str, MeanT
                 )
                 tests[f"{name}, {stragglers} %: {pair[0]} less {pair[1]}"] = compare_paired(first, second)
     return tests
-
-
-def _bounds(test: MeanTest) -> str:
-    return f"({test.interval.low:+.2f} to {test.interval.high:+.2f})"
 
 
 def plot_fedprox(tested: Tested, path: Path) -> None:

@@ -10,12 +10,13 @@ the worst client, on synthetic data, where all of q is shown, by the mean over c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, VERMILLION, new_figure
-from narrowcast.runs.significance import MeanTest, compare_paired, holm
+from narrowcast.runs.significance import MeanTest, compare_paired
 from narrowcast.studies.comparison import ComparisonVerdicts, FinishedCell, Tested, draw_seed_means
-from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread
+from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread, ordered_differences
 
 _STATISTICS = {"mean": "mean", "worst_10_percent": "worst", "best_10_percent": "best", "variance": "variance"}
 _COLOURS = dict(zip(_STATISTICS, (BLACK, VERMILLION, GREEN, BLUE), strict=True))
@@ -44,13 +45,9 @@ def judge_fairness(tested: Tested) -> list[PaperVerdict]:
         )
         paper, by_seed = _PUBLISHED.get(method, ""), statistic(found, "worst_10_percent")
         verdicts.append(PaperVerdict(method, paper, f"{ours}, variance {each['variance']}", said, by_seed=by_seed))
-    tests = _tests(tested)
-    for (what, test), p in zip(tests.items(), holm([test.p_zero for test in tests.values()]), strict=True):
-        interval = test.interval
-        order = describe_order(test, p, "lower", "higher")
-        said = f"{order} ({interval.low:+.1f} to {interval.high:+.1f}), p = {p:.2g}"
-        paper = {"worst": "higher", "variance": "lower"}.get(what.rpartition(": ")[2], "")
-        verdicts.append(PaperVerdict(what, paper, f"{interval.mean:+.1f}", said))
+    for verdict in ordered_differences(_tests(tested), "lower", "higher", digits=1):
+        paper = {"worst": "higher", "variance": "lower"}.get(verdict.what.rpartition(": ")[2], "")
+        verdicts.append(replace(verdict, paper=paper))
     return verdicts
 
 

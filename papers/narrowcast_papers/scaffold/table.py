@@ -11,16 +11,17 @@ seeds: from rate 3 on rounds depend on the last bits of a run's arithmetic, so t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from narrowcast.platform.tracking.figures import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits
-from narrowcast.runs.significance import MeanTest, compare_paired, holm
+from narrowcast.runs.significance import MeanTest, compare_paired
 from narrowcast.studies.comparison import ComparisonVerdicts, FinishedCell, Tested, choices_of, draw_seed_means
 from narrowcast.studies.tuning import tuning_verdict
-from narrowcast.studies.verdicts import PaperVerdict, describe_order, mean_and_spread
+from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread, ordered_differences
 
 TARGET = 0.9
 MOST_ROUNDS = 300
@@ -48,12 +49,8 @@ def judge_rounds(tested: Tested) -> list[PaperVerdict]:
         said = f"{choice.words}, uplink {format_bits(uplink)}"
         said += f", {missed} of {len(rounds)} above {MOST_ROUNDS}" if missed else ""
         verdicts.append(PaperVerdict(found.cell.name, "", mean_and_spread(rounds, 1), said, "", rounds))
-    tests = dict(_tests(tested))
-    for (what, test), p in zip(tests.items(), holm([test.p_zero for test in tests.values()]), strict=True):
-        interval = test.interval
-        order = describe_order(test, p, "fewer", "more")
-        bounds = f"({interval.low:+.1f} to {interval.high:+.1f}), p = {p:.2g}"
-        verdicts.append(PaperVerdict(what, "fewer", f"{interval.mean:+.1f} rounds", f"{order} {bounds}"))
+    differences = ordered_differences(dict(_tests(tested)), "fewer", "more", digits=1, unit=" rounds")
+    verdicts += [replace(verdict, paper="fewer") for verdict in differences]
     return [*verdicts, tuning_verdict(choices_of(tested))] if verdicts else []
 
 

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from narrowcast.platform.tracking.figures import BLUE, COLOURS, ORANGE, new_figure
 from narrowcast.platform.tracking.metrics import metric_label
 from narrowcast.studies.results import Rows
-from narrowcast.studies.spec import Comparison, Fields, RunSpec, Value, best_place, digest_of, slug
+from narrowcast.studies.spec import ACCURACY, Comparison, Fields, RunSpec, Value, best_place, digest_of, slug
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.tuning import Choice, TunedCell, cells_plan, first_finished, tried, tuning_verdict, untuned_plan
 from narrowcast.studies.verdicts import (
@@ -129,6 +129,7 @@ class DeclaredCell(TunedCell[tuple[Value, ...]]):
             put(of.label, texts) if of.label else default,
             of.experiment,
             (*(put(text, texts) for text in templates), *paths, *(of.tuning_overrides if part else ())),
+            measure=self._texts.get("measure", ACCURACY),
             first_seed=of.first_seed,
             data_seed=of.data_seed,
             memory_gib=of.memory_gib,

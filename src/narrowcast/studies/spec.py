@@ -128,7 +128,7 @@ class Comparison(Section):
     `cells`: the overrides of each by its name. In place of them `axes`: by axis the fields of each of its values; cells
     are all combinations but for those of `without`. `grid`: the values that are tried of each field, all combinations;
     a field of an axis has other ones, or a single one, for its cells. Overrides and fields have $FIELD, and $AXIS for
-    the name of its value; a field of the grid that none has is itself set.
+    the name of its value; a field of the grid that none has is itself set. The field `measure` is that of a `RunSpec`.
 
     Also `name` of a cell, `label` of a run and `lockstep`, which runs that go in lockstep share, are such texts; they
     have $AXIS_slug and $part too, which is empty for test runs. `until`: runs end once the metric is at least this, and

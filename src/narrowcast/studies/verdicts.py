@@ -107,6 +107,27 @@ def describe_order(test: MeanTest, p_zero: float, below: str, above: str) -> str
     return below if test.interval.mean < 0 else above
 
 
+def bounds_of(test: MeanTest, digits: int = 2) -> str:
+    """Return the interval of a difference in brackets."""
+    return f"({test.interval.low:+.{digits}f} to {test.interval.high:+.{digits}f})"
+
+
+def ordered_differences(
+    tests: Mapping[str, MeanTest], below: str, above: str, *, digits: int = 2, unit: str = ""
+) -> list[PaperVerdict]:
+    """Return each named difference with its order, interval and p value, corrected over all of them."""
+    p_values = holm([test.p_zero for test in tests.values()])
+    return [
+        PaperVerdict(
+            what,
+            "",
+            f"{test.interval.mean:+.{digits}f}{unit}",
+            f"{describe_order(test, p, below, above)} {bounds_of(test, digits)}, p = {p:.2g}",
+        )
+        for (what, test), p in zip(tests.items(), p_values, strict=True)
+    ]
+
+
 def corrected(tests: Sequence[MeanTest]) -> Iterator[tuple[MeanTest, float, float]]:
     """Return each test with its `p_level` and its `p_zero`, corrected over all of them by Holm's method."""
     return zip(tests, holm([test.p_level for test in tests]), holm([test.p_zero for test in tests]), strict=True)
