@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import signal
 import sys
@@ -189,7 +188,7 @@ def _entries(topic: str) -> Iterator[tuple[str, str]]:
 
     if topic in REGISTRIES:
         registry = REGISTRIES[topic]
-        yield from ((kind, _first_line(found)) for kind, found in registry.items())
+        yield from registry.summaries().items()
         yield from ((kind, f"plugin {spec}") for kind, spec in plugins.entry_points(topic).items())
     else:
         yield from _named(topic).items()
@@ -204,10 +203,6 @@ def _named(topic: str) -> Mapping[str, str]:
 
     folders = {"experiment": EXPERIMENTS, "solve": SOLVES, "benchmark": BENCHMARKS, "study": STUDIES}
     return summaries(folders[topic])
-
-
-def _first_line(found: type) -> str:
-    return (inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 @click.command()

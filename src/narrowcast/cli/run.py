@@ -205,23 +205,24 @@ def show(experiment: str | None, overrides: tuple[str, ...], *, trust: bool) -> 
     A benchmark is printed as its file has it. Classes of the file's own are imported only in folders that you trust
     (`narrowcast trust FOLDER`), or with --trust.
     """
-    from narrowcast.experiment import load_experiment, packaged_experiments
-    from narrowcast.packaged import SOLVES, names_solve, read_benchmark, summaries
+    from narrowcast.packaged import EXPERIMENTS, SOLVES, names_solve, read_benchmark, summaries
 
     pattern = experiment or "*"
     if "*" in pattern:
-        known = {**packaged_experiments(), **summaries(SOLVES)}
+        known = {**summaries(EXPERIMENTS), **summaries(SOLVES)}
         if not (matching := [name for name in known if fnmatchcase(name, pattern)]):
             raise UserError(f"no packaged experiment matches {pattern}; packaged: {', '.join(known)}")
         print_summaries("experiment", {name: known[name] for name in matching})
         return
     assert experiment is not None
     from narrowcast.platform.config.yaml import write_yaml
-    from narrowcast.solve_run import load_solve
 
     if (benchmark := read_benchmark(experiment, overrides)) is not None:
         write_yaml(benchmark, sys.stdout)
         return
+    from narrowcast.experiment import load_experiment
+    from narrowcast.solve_run import load_solve
+
     load = load_solve if names_solve(experiment) else load_experiment
     with looking(Path(experiment).parent, trust=trust):
         values = load(experiment, overrides).plain()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
+from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -134,6 +138,18 @@ class Registry(Mapping[str, type[BaseModel]]):
             for kind, found in self.kinds.items()
         }
 
+    def summaries(self) -> dict[str, str]:
+        """Return the first paragraph on each class of the catalog by its kind, from its source, without an import."""
+        summaries = {}
+        for kind, listed in self.kinds.items():
+            if isinstance(listed, str):
+                module, _, name = listed.partition(":")
+                text = _docstrings(f"{plugins.GROUP}.{module}")[name]
+            else:
+                text = getdoc(listed) or ""
+            summaries[kind] = text.partition("\n\n")[0].replace("\n", " ")
+        return summaries
+
     def _in_catalog(self, found: Any) -> str | None:
         """Return the kind of a class of the catalog, None for any other object."""
         spec = spec_of(found) if isinstance(found, type) else ""
@@ -261,6 +277,15 @@ def members(contract: type) -> set[str]:
 def spec_of(found: type) -> str:
     """Return the `module:Class` of a class."""
     return f"{found.__module__}:{found.__qualname__}"
+
+
+@cache
+def _docstrings(module: str) -> dict[str, str]:
+    """Return the docstring of each class of a module, which is not imported."""
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None, f"the catalog names {module}"
+    classes = [node for node in ast.parse(Path(spec.origin).read_text()).body if isinstance(node, ast.ClassDef)]
+    return {node.name: ast.get_docstring(node) or "" for node in classes}
 
 
 def _members_of(found: Any) -> set[str]:
