@@ -125,11 +125,11 @@ def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
     wanted = positives_of(truth.data.indptr, truth.data.items, seen, truth.data.n_items)
     private = truth.factors[np.searchsorted(truth.participants, seen)]
     chance = pooled_recall(np.broadcast_to(transcript.popularity, wanted.shape), wanted)
-    found: list[AttackResult] = []
+    results: list[AttackResult] = []
 
     def positives(name: str, scores: FloatArray) -> None:
         recall = pooled_recall(scores, wanted)
-        found.append(AttackResult(f"positives by {name}", count, recall, chance, len(seen)))
+        results.append(AttackResult(f"positives by {name}", count, recall, chance, len(seen)))
 
     def factors(name: str, estimate: FloatArray) -> None:
         read = np.abs(estimate).sum(axis=1) > 0
@@ -137,14 +137,14 @@ def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
             cosine = alignment(estimate[read], private[read])
             # The control: the same estimates beside other clients' factors, which have a direction in common.
             control = alignment(estimate[read], np.roll(private, 1, axis=0)[read])
-            found.append(AttackResult(f"factors by {name}", count, cosine, control, int(read.sum())))
+            results.append(AttackResult(f"factors by {name}", count, cosine, control, int(read.sum())))
 
     if any(round_.readable for round_ in transcript.rounds):
         positives("row lists", positives_from_row_lists(transcript, seen, with_seed=False))
         positives("row lists and seed", positives_from_row_lists(transcript, seen, with_seed=True))
         positives("signs", positives_from_signs(transcript, seen))
         factors("directions", factors_from_directions(transcript, seen))
-        return found
+        return results
     positives("sums", positives_from_sums(transcript, seen, with_seed=False))
     positives("sums and seed", positives_from_sums(transcript, seen, with_seed=True))
     guessed = share_rightly_attributed(attribute_single_rows(transcript, "examples"), truth.owners)
@@ -152,10 +152,10 @@ def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
     for by in ("seed", "components") if unequal else ("seed",):
         rows = attribute_single_rows(transcript, by)
         right = share_rightly_attributed(rows, truth.owners)
-        found.append(AttackResult(f"single rows by {by}", count, right, guessed, len(rows)))
+        results.append(AttackResult(f"single rows by {by}", count, right, guessed, len(rows)))
         factors(f"single rows and {by}", factors_from_single_rows(transcript, rows, seen))
     if unequal:
         thin = read_thin_groups(transcript, SMALLEST_GROUP)
         read = float(np.mean([group.integers is not None for group in thin])) if thin else 0.0
-        found.append(AttackResult("thin groups", count, read, 0.0, len(thin)))
-    return found
+        results.append(AttackResult("thin groups", count, read, 0.0, len(thin)))
+    return results

@@ -54,19 +54,19 @@ def data_check(recorded: Mapping[str, str], data: RunInput) -> Check:
     return Check(subject, compared)
 
 
-def difference(found: Mapping[str, Any], expected: Mapping[str, Any], left_out: Collection[str] = ()) -> str:
+def difference(actual: Mapping[str, Any], expected: Mapping[str, Any], left_out: Collection[str] = ()) -> str:
     """Return the first of the expected entries that differs, in words; NaN is equal to itself."""
     for name, value in expected.items():
-        if name not in left_out and json.dumps(found.get(name)) != json.dumps(value):
-            return f"{name} is {_shown(found.get(name))}, not {_shown(value)}"
+        if name not in left_out and json.dumps(actual.get(name)) != json.dumps(value):
+            return f"{name} is {_shown(actual.get(name))}, not {_shown(value)}"
     return ""
 
 
-def measured_check(subject: str, compared: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
+def measured_check(subject: str, compared: str, measured: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
     """Compare numbers that were measured again with those recorded; they may differ by rounding, and it says so."""
-    if not (problem := difference(found, expected)):
+    if not (problem := difference(measured, expected)):
         return Check(subject, compared)
-    if all(_is_close(found.get(name), value) for name, value in expected.items()):
+    if all(_is_close(measured.get(name), value) for name, value in expected.items()):
         return Check(subject, f"{compared}; equal but for rounding, as on another kind of processor")
     return Check(subject, compared, problem)
 
@@ -95,19 +95,19 @@ def table_problem(path: Path, expected: pa.Table) -> str:
     if table.column_names != expected.column_names or table.num_rows != expected.num_rows:
         return f"{table.num_rows} rows of {len(table.column_names)} columns, not {expected.num_rows} of the journal's"
     for name in expected.column_names:
-        for row, (its, there) in enumerate(zip(table[name].to_pylist(), expected[name].to_pylist(), strict=True)):
-            if its != there and not (its != its and there != there):  # noqa: PLR0124 - NaN
-                return f"row {row + 1}: {name} is {its}, not {there}"
+        for row, (value, recorded) in enumerate(zip(table[name].to_pylist(), expected[name].to_pylist(), strict=True)):
+            if value != recorded and not (value != value and recorded != recorded):  # noqa: PLR0124 - NaN
+                return f"row {row + 1}: {name} is {value}, not {recorded}"
     return ""
 
 
-def arrays_problem(found: Arrays, expected: Arrays, of: str = "the last state") -> str:
+def arrays_problem(actual: Arrays, expected: Arrays, of: str = "the last state") -> str:
     """Return how arrays differ from those of a state, the last one by default, in words; empty if they do not."""
-    if found.keys() != expected.keys():
-        return f"it has the arrays {', '.join(sorted(found)) or 'none'}, not {', '.join(sorted(expected))}"
+    if actual.keys() != expected.keys():
+        return f"it has the arrays {', '.join(sorted(actual)) or 'none'}, not {', '.join(sorted(expected))}"
     for name, values in expected.items():
-        its = found[name]
-        if its.dtype != values.dtype or its.shape != values.shape or its.tobytes() != values.tobytes():
+        array = actual[name]
+        if array.dtype != values.dtype or array.shape != values.shape or array.tobytes() != values.tobytes():
             return f"{name} is not that of {of}"
     return ""
 
@@ -176,13 +176,13 @@ def legs_of(recorded: Sequence[int], origins: Collection[int], count: int, draws
     if not recorded or not origins:
         return []
     last = recorded[-1]
-    bounds = [*sorted(each for each in origins if each < last), last]
+    bounds = [*sorted(origin for origin in origins if origin < last), last]
     reached = {origin: origin for origin in bounds[:-1]}
     ends = dict(pairwise(bounds))
     drawn = draws.sample(recorded, len(recorded))
     left = count
     for step in (recorded[0], last, *drawn):
-        origin = max((each for each in reached if each < step), default=None)
+        origin = max((origin for origin in reached if origin < step), default=None)
         if origin is not None and 0 < (cost := step - reached[origin]) <= left:
             reached[origin], left = step, left - cost
     return [Leg(origin, step, ends[origin]) for origin, step in reached.items() if step > origin]
@@ -245,21 +245,21 @@ def clients_problem(rows: Sequence[Row], ledgers: Iterable[Mapping[str, Sequence
 
 def _of_clients(columns: Mapping[str, Any], plan: Plan | None) -> dict[str, Any]:
     clients = columns["client"]
-    found: dict[str, Any] = {"clients": len(clients)}
+    row: dict[str, Any] = {"clients": len(clients)}
     if "delivered" in columns:
         delivered = columns["delivered"].astype(bool)
-        found |= {"delivered": int(delivered.sum()), "loss": _mean(columns["loss"].astype(float)[delivered])}
+        row |= {"delivered": int(delivered.sum()), "loss": _mean(columns["loss"].astype(float)[delivered])}
     if "late" in columns:
-        found["late"] = int(columns["late"].sum())
+        row["late"] = int(columns["late"].sum())
     if "staleness" in columns:
-        found["mean_staleness"] = _mean(columns["staleness"])
+        row["mean_staleness"] = _mean(columns["staleness"])
     if "rank" in columns:
         ranks = columns["rank"][columns["rank"] != NO_RANK]
-        found["mean_rank"] = _mean(ranks) if len(ranks) else None
+        row["mean_rank"] = _mean(ranks) if len(ranks) else None
     if plan is not None and plan.waits_for_all and plan.schedule.kind == "synchronous":
         idle = 0.0 if len(clients) else plan.clock.idle_seconds
-        found["round_simulated_seconds"] = plan.clock.round_seconds(columns["seconds"].astype(float)) + idle
-    return found
+        row["round_simulated_seconds"] = plan.clock.round_seconds(columns["seconds"].astype(float)) + idle
+    return row
 
 
 def _mean(values: Any) -> float:

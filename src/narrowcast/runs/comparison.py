@@ -115,10 +115,10 @@ class RunComparison(ABC, Generic[RunT]):
     def results_table(self, without: Collection[str] = ()) -> TextTable:
         """Return the table of results, formatted: a row per run, or group of runs, and the chosen columns."""
         known = self.results_columns()
-        names = self.columns or [name for name, each in known.items() if each.usual and name not in without]
+        names = self.columns or [name for name, column in known.items() if column.usual and name not in without]
         for name in names:
             if name not in known:
-                usual = ", ".join(name for name, each in known.items() if each.usual)
+                usual = ", ".join(name for name, column in known.items() if column.usual)
                 raise UserError(
                     f'no column "{name}"; usual ones are {usual}; others are metrics and settings by dotted path'
                     f"{suggest(name, known)}"
@@ -135,14 +135,16 @@ class RunComparison(ABC, Generic[RunT]):
 
     def _baseline_rows(self) -> list[dict[str, str]]:
         """Return a row for each baseline on each data set, its cells by column; several data seeds are averaged."""
-        found: dict[tuple[str, str], dict[Any, RunT]] = {}
+        by_baseline: dict[tuple[str, str], dict[Any, RunT]] = {}
         for run in self.runs:
             for name, metrics in run.baselines.items():
-                found.setdefault((name, getattr(run.file, self.section)), {}).setdefault(tuple(metrics.items()), run)
+                by_baseline.setdefault((name, getattr(run.file, self.section)), {}).setdefault(
+                    tuple(metrics.items()), run
+                )
         rows = []
-        for (name, on), each in found.items():
+        for (name, on), by_metrics in by_baseline.items():
             row = {"run": name, "algorithm": "baseline", "solver": "baseline", self.section: on}
-            runs = list(each.values())
+            runs = list(by_metrics.values())
             for metric in runs[0].baselines[name]:
                 values = [run.baselines[name].get(metric, np.nan) for run in runs]
                 spread = float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
@@ -457,14 +459,23 @@ class Comparison(RunComparison[Result]):
         Of the runs of `fedmf` and `fedavg` on the same data whose codec ends in `entropy`, it is the one with the
         fewest uplink bits of those at most `LEVEL` below the float32 run of the same algorithm. None without such runs.
         """
-        codecs = {each.folder: codec_kinds(its) for each, its in zip(self.runs, self.settings, strict=True)}
+        codecs = {
+            candidate.folder: codec_kinds(settings)
+            for candidate, settings in zip(self.runs, self.settings, strict=True)
+        }
         of_data = [
-            member for member in self.runs if member.file.data == run.file.data and member.file.algorithm in _BASELINES
+            candidate
+            for candidate in self.runs
+            if candidate.file.data == run.file.data and candidate.file.algorithm in _BASELINES
         ]
-        plain = [member for member in of_data if not codecs[member.folder]]
-        float32 = {member.file.algorithm: _primary(member) for member in plain}
-        coded = [member for member in of_data if codecs[member.folder][-1:] == ["entropy"]]
-        level = [member for member in coded if _primary(member) >= float32.get(member.file.algorithm, np.inf) - LEVEL]
+        plain = [candidate for candidate in of_data if not codecs[candidate.folder]]
+        float32 = {candidate.file.algorithm: _primary(candidate) for candidate in plain}
+        coded = [candidate for candidate in of_data if codecs[candidate.folder][-1:] == ["entropy"]]
+        level = [
+            candidate
+            for candidate in coded
+            if _primary(candidate) >= float32.get(candidate.file.algorithm, np.inf) - LEVEL
+        ]
         return min(level, key=_share_of_full, default=None)
 
     def coded_ratio(self, run: Result) -> float:

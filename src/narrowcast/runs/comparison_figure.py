@@ -47,13 +47,13 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
     metrics = [metric or primary_metric(group.runs[0].final) or "test.hr@10" for group in groups]
     shown = " and ".join(dict.fromkeys(map(metric_label, metrics)))
     costs = chosen_costs(AXES, axes)
-    percent = all(is_fraction(name, each.shares) for name, each in zip(metrics, groups, strict=True))
+    percent = all(is_fraction(name, group.shares) for name, group in zip(metrics, groups, strict=True))
     title = f"{shown[0].upper()}{shown[1:]} against {_listed([_WORDS[value.column] for value in costs])}"
     if any(len(group.runs) > 1 for group in groups):
         title += "; bands: standard deviation over seeds"
     figure, panels = plots.new_figure(title, panels=len(costs))
     for cost, panel in zip(costs, panels, strict=True):
-        curves = [each.curve(cost, of_group) for each, of_group in zip(groups, metrics, strict=True)]
+        curves = [group.curve(cost, of_group) for group, of_group in zip(groups, metrics, strict=True)]
         spent = [x[-1] for x, _, _ in curves if len(x)]
         if not spent:
             raise UserError(f"none of the runs measured {shown}; give at least one that was evaluated")
@@ -100,8 +100,8 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
     percent = all(is_fraction(metric, group.shares) for group in groups)
     labels, scale = [], 100 if percent else 1
     for index, group in enumerate(groups):
-        found = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]
-        lines = [each for each in found if each is not None]
+        curves = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]
+        lines = [curve for curve in curves if curve is not None]
         if lines:
             colour, dashes = plots.COLOURS[index % len(plots.COLOURS)], _DASHES[index // len(plots.COLOURS) % 3]
             panel.plot(at, scale * np.mean(lines, axis=0), dashes, color=colour, linewidth=1.5)

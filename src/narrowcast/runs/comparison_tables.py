@@ -57,7 +57,7 @@ class SeedGroup:
 
     def statistics(self, value: Callable[[Result], float | None]) -> tuple[float, float]:
         """Return mean and standard deviation (n - 1) over the runs; NaN if a run lacks it, or for a single run."""
-        values = np.array([np.nan if (each := value(run)) is None else each for run in self.runs], dtype=np.float64)
+        values = np.array([np.nan if (number := value(run)) is None else number for run in self.runs], dtype=np.float64)
         return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else np.nan
 
     def curve(self, cost: metrics.Cost, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -84,15 +84,15 @@ def seed_groups(
     with equal seeds repeat a result and add nothing to a mean. A run whose settings are unknown is by itself.
     """
     together: dict[Any, list[int]] = {}
-    for place, (run, of_run) in enumerate(zip(runs, settings, strict=True)):
+    for index, (run, of_run) in enumerate(zip(runs, settings, strict=True)):
         fixed = sorted((path, str(value)) for path, value in of_run.items() if path not in SEEDS)
-        key = (run.file.algorithm, run.file.data, run.file.rounds, *fixed) if by_seed and of_run else place
-        together.setdefault(key, []).append(place)
+        key = (run.file.algorithm, run.file.data, run.file.rounds, *fixed) if by_seed and of_run else index
+        together.setdefault(key, []).append(index)
     groups: list[SeedGroup] = []
-    for places in together.values():
-        seeds = {tuple(str(settings[place].get(path)) for path in SEEDS) for place in places}
-        for members in [places] if len(seeds) == len(places) else [[place] for place in places]:
-            of_group = tuple(runs[place] for place in members)
+    for indices in together.values():
+        seeds = {tuple(str(settings[index].get(path)) for path in SEEDS) for index in indices}
+        for members in [indices] if len(seeds) == len(indices) else [[index] for index in indices]:
+            of_group = tuple(runs[index] for index in members)
             label = labels[members[0]] if len(members) == 1 else _common_name(of_group)
             groups.append(SeedGroup(label, of_group, settings[members[0]]))
     return _with_different_labels(groups)
@@ -130,7 +130,7 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
 
     def metric(name: str, *, usual: bool) -> Column:
         cells = [with_spread(name, *group.statistics(_final(name)), group.shares) for group in groups]
-        bold = frozenset(place for place, of_group in best.items() if of_group == name)
+        bold = frozenset(row for row, of_group in best.items() if of_group == name)
         label = f"{metric_label(split_statistic(name)[0])} of clients" if name in personal else metric_label(name)
         return Column(label.replace(" ", "\n", 1), cells, bold=bold, usual=usual)
 
@@ -242,8 +242,8 @@ def targets_table(groups: Sequence[SeedGroup]) -> TextTable | None:
     rows = []
     for group in groups:
         for target in {(goal.metric, goal.value): goal for run in group.runs for goal in run.targets}.values():
-            found = [goal for run in group.runs for goal in run.targets if _same(goal, target)]
-            reached = [each for each in found if each.rounds_to is not None]
+            goals = [goal for run in group.runs for goal in run.targets if _same(goal, target)]
+            reached = [goal for goal in goals if goal.rounds_to is not None]
             rows.append(
                 [
                     group.label,
@@ -263,26 +263,26 @@ def targets_table(groups: Sequence[SeedGroup]) -> TextTable | None:
 
 def measured_metrics(runs: Sequence[Result]) -> list[str]:
     """Return the test metrics of any of the runs; the loss only if there is nothing else, HR@10 if there is nothing."""
-    found = metrics_of(dict.fromkeys(name for run in runs for name in run.final))
-    return [each for each in found if each != "loss"] or found or ["hr@10"]
+    names = metrics_of(dict.fromkeys(name for run in runs for name in run.final))
+    return [name for name in names if name != "loss"] or names or ["hr@10"]
 
 
 def _best(groups: Sequence[SeedGroup]) -> dict[int, str]:
     """Return the place of the best group on each data set, with its primary metric, if it stands out."""
     best: dict[tuple[str, str], tuple[int, float]] = {}
-    for place, group in enumerate(groups):
+    for row, group in enumerate(groups):
         metric = primary_metric(group.runs[0].final)
         value = group.statistics(_final(metric))[0] if metric else np.nan
         if metric is None or not np.isfinite(value):
             continue
         known = best.get((group.runs[0].file.data, metric))
         if known is None or is_better(metric, value, known[1], group.runs[0].file.lower_is_better):
-            best[group.runs[0].file.data, metric] = (place, value)
+            best[group.runs[0].file.data, metric] = (row, value)
     of_data = {data: [group for group in groups if group.runs[0].file.data == data] for data, _ in best}
     return {
-        place: metric
-        for (data, metric), (place, _) in best.items()
-        if _stands_out(groups[place], [each for each in of_data[data] if each is not groups[place]], metric)
+        row: metric
+        for (data, metric), (row, _) in best.items()
+        if _stands_out(groups[row], [group for group in of_data[data] if group is not groups[row]], metric)
     }
 
 
@@ -312,8 +312,8 @@ def _sum(group: SeedGroup, name: str) -> int:
     return sum(getattr(run, name) for run in group.runs)
 
 
-def _same(one: RunTargetCost, other: RunTargetCost) -> bool:
-    return (one.metric, one.value) == (other.metric, other.value)
+def _same(goal: RunTargetCost, target: RunTargetCost) -> bool:
+    return (goal.metric, goal.value) == (target.metric, target.value)
 
 
 def _shown(values: Sequence[float | None], show: Callable[[float], str]) -> str:
@@ -377,17 +377,17 @@ FIELDS = [field.name for field in fields(PairedDifference)]
 
 def reference_of(groups: Sequence[SeedGroup], wanted: str) -> SeedGroup:
     """Return the group of this label, or of which a run has this name or matches this pattern; raise `UserError`."""
-    found = [group for group in groups if wanted == group.label] or [
+    matching = [group for group in groups if wanted == group.label] or [
         group for group in groups if any(fnmatchcase(run.name, wanted) for run in group.runs)
     ]
-    found = found or [group for group in groups if group.label.partition(" (")[0] == wanted]
-    if len(found) == 1:
-        return found[0]
+    matching = matching or [group for group in groups if group.label.partition(" (")[0] == wanted]
+    if len(matching) == 1:
+        return matching[0]
     labels = [group.label for group in groups]
-    problem = f"{', '.join(each.label for each in found)} match it" if found else "no run is called so"
+    problem = f"{', '.join(group.label for group in matching)} match it" if matching else "no run is called so"
     raise UserError(
         f"against {wanted}: {problem}; give the name of one group, or of a run in it: {', '.join(labels)}"
-        f"{'' if found else suggest(wanted, [name for group in groups for name in (group.label, *_names(group))])}"
+        f"{'' if matching else suggest(wanted, [name for group in groups for name in (group.label, *_names(group))])}"
     )
 
 
@@ -402,24 +402,24 @@ def paired_differences(
     others = [
         group for group in groups if group is not reference and group.runs[0].file.data == reference.runs[0].file.data
     ]
-    found = []
+    differences = []
     for metric in metrics:
         tests = [_test(group, reference, metric, seeds) for group in others]
-        known = [place for place, each in enumerate(tests) if each.pairs > 1]
-        corrected = dict(zip(known, holm([tests[place].p for place in known]), strict=True)) if known else {}
-        found += [replace(each, p_holm=corrected.get(place, np.nan)) for place, each in enumerate(tests)]
-    return found
+        known = [index for index, test in enumerate(tests) if test.pairs > 1]
+        corrected = dict(zip(known, holm([tests[index].p for index in known]), strict=True)) if known else {}
+        differences += [replace(test, p_holm=corrected.get(index, np.nan)) for index, test in enumerate(tests)]
+    return differences
 
 
 def _test(group: SeedGroup, reference: SeedGroup, metric: str, seeds: SeedsOf) -> PairedDifference:
     ours, theirs = (_by_seeds(side, metric, seeds) for side in (group, reference))
     common = [seed for seed in ours if seed in theirs]
-    one, other = ([values[seed] for seed in common] for values in (ours, theirs))
+    our_values, their_values = ([values[seed] for seed in common] for values in (ours, theirs))
     if not common:
         return PairedDifference(group.label, metric, 0, *[np.nan] * 5)
     if len(common) == 1:
-        return PairedDifference(group.label, metric, 1, one[0] - other[0], *[np.nan] * 4)
-    test = compare_paired(one, other)
+        return PairedDifference(group.label, metric, 1, our_values[0] - their_values[0], *[np.nan] * 4)
+    test = compare_paired(our_values, their_values)
     interval = test.interval
     return PairedDifference(
         group.label, metric, len(common), interval.mean, interval.low, interval.high, test.p_zero, np.nan
@@ -431,26 +431,26 @@ def _by_seeds(group: SeedGroup, metric: str, seeds: SeedsOf) -> Mapping[Any, flo
     return {key: value for key, value in values if value is not None and np.isfinite(value)}
 
 
-def paired_table(found: Sequence[PairedDifference], reference: SeedGroup) -> TextTable:
+def paired_table(differences: Sequence[PairedDifference], reference: SeedGroup) -> TextTable:
     """Return a row for each difference; those of shares are in percentage points."""
     shares = reference.shares
     heads = ["run", "metric", "pairs", "difference", "95 % interval", "p", "p (Holm)"]
     rows = [
         [
-            each.run,
-            metric_label(each.metric),
-            str(each.pairs),
-            _signed(each.metric, each.difference, shares),
+            difference.run,
+            metric_label(difference.metric),
+            str(difference.pairs),
+            _signed(difference.metric, difference.difference, shares),
             "-"
-            if np.isnan(each.low)
-            else " to ".join(_signed(each.metric, end, shares) for end in (each.low, each.high)),
-            _p_value(each.p),
-            _p_value(each.p_holm),
+            if np.isnan(difference.low)
+            else " to ".join(_signed(difference.metric, end, shares) for end in (difference.low, difference.high)),
+            _p_value(difference.p),
+            _p_value(difference.p_holm),
         ]
-        for each in found
+        for difference in differences
     ]
     caption = f"Each run minus {reference.label}, seed by seed"
-    if any(is_fraction(each.metric, shares) for each in found):
+    if any(is_fraction(difference.metric, shares) for difference in differences):
         caption += "; those of percentages are in percentage points"
     return TextTable(heads, rows, words=2, caption=f"{caption}.")
 

@@ -47,13 +47,13 @@ LISTENERS = {
 
 def listening() -> list[tuple[str, str]]:
     """Return the process, one of `LISTENERS`, and the host:port of each port of Ray that this user has open."""
-    found = set()
+    ports = set()
     for process in psutil.process_iter():
         try:
-            found |= {(role, address) for role, each in _roles(process) for address in _addresses(each)}
+            ports |= {(role, address) for role, listener in _roles(process) for address in _addresses(listener)}
         except psutil.Error:  # it has ended, or belongs to another user
             continue
-    return sorted(found)
+    return sorted(ports)
 
 
 def beyond_loopback(address: str) -> bool:
@@ -83,10 +83,10 @@ def _roles(process: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def _addresses(process: psutil.Process) -> Iterator[str]:
-    for each in process.net_connections("tcp"):
-        if each.status == psutil.CONN_LISTEN:
-            ip = each.laddr.ip
-            yield f"[{ip}]:{each.laddr.port}" if ":" in ip else f"{ip}:{each.laddr.port}"
+    for connection in process.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN:
+            ip = connection.laddr.ip
+            yield f"[{ip}]:{connection.laddr.port}" if ":" in ip else f"{ip}:{connection.laddr.port}"
 
 
 _GIB = 2**30
@@ -133,12 +133,12 @@ def _packages() -> Finding:
         ray = f"Ray {version('ray')}"
     except PackageNotFoundError:
         ray = "no Ray (extra ray)"
-    here = f"narrowcast {__version__}, Python {python}, {ray}, torch {torch.__version__}"
+    versions = f"narrowcast {__version__}, Python {python}, {ray}, torch {torch.__version__}"
     if bad:
         return Finding(
-            "packages", "wrong", f"{here}; needs {', '.join(bad)}", "pip install -c constraints.txt narrowcast"
+            "packages", "wrong", f"{versions}; needs {', '.join(bad)}", "pip install -c constraints.txt narrowcast"
         )
-    return Finding("packages", "ok", here)
+    return Finding("packages", "ok", versions)
 
 
 def _authentication() -> Finding:
@@ -158,13 +158,13 @@ def _authentication() -> Finding:
 
 
 def _ray_ports() -> Finding:
-    found = listening()
-    reachable = [f"{process} {address}" for process, address in found if beyond_loopback(address)]
+    ports = listening()
+    reachable = [f"{process} {address}" for process, address in ports if beyond_loopback(address)]
     if reachable:
         advice = "`ray start` opens them to all networks: let a firewall allow only the cluster's machines"
         return Finding("Ray ports", "note", f"reachable from other machines: {', '.join(reachable)}", advice)
-    here = "".join(f"; now {process} {address}" for process, address in found)
-    return Finding("Ray ports", "ok", f"on 127.0.0.1 only, as those of any run on this machine{here}")
+    now = "".join(f"; now {process} {address}" for process, address in ports)
+    return Finding("Ray ports", "ok", f"on 127.0.0.1 only, as those of any run on this machine{now}")
 
 
 def _ports() -> Finding:
@@ -183,13 +183,13 @@ def _is_taken(port: int) -> bool:
 
 def _memory() -> Finding:
     free, shared = psutil.virtual_memory().available / _GIB, _free_gib(Path("/dev/shm"))
-    found = f"{free:.1f} GiB of memory free, {os.cpu_count()} CPUs"
+    memory = f"{free:.1f} GiB of memory free, {os.cpu_count()} CPUs"
     if free < _LITTLE_MEMORY_GIB:
-        return Finding("memory", "wrong", found, "close other programs, or lower backend.actors and chunk_size")
+        return Finding("memory", "wrong", memory, "close other programs, or lower backend.actors and chunk_size")
     if shared is not None and shared < 0.3 * free:
         advice = "start the container with --shm-size of a third of its memory"
-        return Finding("memory", "note", f"{found}, but {shared:.1f} GiB in /dev/shm: Ray spills to disk", advice)
-    return Finding("memory", "ok", found)
+        return Finding("memory", "note", f"{memory}, but {shared:.1f} GiB in /dev/shm: Ray spills to disk", advice)
+    return Finding("memory", "ok", memory)
 
 
 def _disk(output: Path) -> Finding:
@@ -197,12 +197,12 @@ def _disk(output: Path) -> Finding:
     while not folder.exists():
         folder = folder.parent
     free = _free_gib(folder) or 0.0
-    found = f"{free:.1f} GiB free at {folder}"
+    space = f"{free:.1f} GiB free at {folder}"
     if not os.access(folder, os.W_OK):
         return Finding("disk", "wrong", f"{folder} cannot be written", "give another folder with --output")
     if free < _LITTLE_DISK_GIB:
-        return Finding("disk", "wrong", found, "free some space, or give another folder with --output")
-    return Finding("disk", "ok", found)
+        return Finding("disk", "wrong", space, "free some space, or give another folder with --output")
+    return Finding("disk", "ok", space)
 
 
 def _free_gib(path: Path) -> float | None:
@@ -212,10 +212,10 @@ def _free_gib(path: Path) -> float | None:
 def _data(experiment: Experiment | None) -> Finding:
     if experiment is not None:
         return _try("data", lambda: f"{(data := experiment.data_source.load()).name} in {data.source}")
-    there = [row.name for row in download.status() if row.found]
+    present = [row.name for row in download.status() if row.found]
     missing = [row.name for row in download.status() if not row.found]
-    found = f"here: {', '.join(there) or 'none'}" + (f"; not here: {', '.join(missing)}" if missing else "")
-    return Finding("data", "ok" if there else "note", found, "" if there else f"narrowcast data fetch {missing[0]}")
+    state = f"here: {', '.join(present) or 'none'}" + (f"; not here: {', '.join(missing)}" if missing else "")
+    return Finding("data", "ok" if present else "note", state, "" if present else f"narrowcast data fetch {missing[0]}")
 
 
 def _store(store: StoreAddress) -> Finding:
@@ -238,8 +238,8 @@ def _cluster(address: str, experiment: Experiment | None) -> Iterator[Finding]:
         yield _wrong("cluster", error)
         return
     cpus, gpus = (sum(node.resources.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
-    found = f"Ray {cluster.ray_version} at {cluster.address}, {len(nodes)} nodes, {cpus:g} CPUs, {gpus:g} GPUs"
-    yield Finding("cluster", "ok", found)
+    summary = f"Ray {cluster.ray_version} at {cluster.address}, {len(nodes)} nodes, {cpus:g} CPUs, {gpus:g} GPUs"
+    yield Finding("cluster", "ok", summary)
     if dashboard.is_open(address):
         yield Finding(
             "dashboard", "wrong", "no authentication", "start every node with RAY_AUTH_MODE=token and one token"
@@ -262,5 +262,5 @@ def _try(what: str, check: Callable[[], str]) -> Finding:
 
 def _wrong(what: str, error: UserError) -> Finding:
     """Return the finding of a `UserError`, whose message ends in the advice."""
-    found, _, advice = str(error).partition("; ")
-    return Finding(what, "wrong", found, advice)
+    problem, _, advice = str(error).partition("; ")
+    return Finding(what, "wrong", problem, advice)

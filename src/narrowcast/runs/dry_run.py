@@ -59,12 +59,12 @@ def _experiment(experiment: Experiment, replicas: int) -> Iterator[tuple[str, st
     if not measured:
         raise UserError(f"{experiment.name}: no round could be tried; raise rounds")
     share = experiment.rounds / len(measured)
-    records = [each.record for each in measured]
+    records = [outcome.record for outcome in measured]
     yield "uplink", f"about {units.format_bits(share * sum(record.uplink_bits for record in records))} in all"
     yield "downlink", f"about {units.format_bits(share * sum(record.downlink_bits for record in records))} in all"
     yield "simulated time", f"about {units.format_seconds(share * records[-1].simulated_seconds)}"
     # The first round has what later ones find ready, and the evaluations of both are not those of the whole run.
-    seconds = min(each.wall_seconds for each in measured) * experiment.rounds
+    seconds = min(outcome.wall_seconds for outcome in measured) * experiment.rounds
     yield "wall time", f"about {units.format_seconds(seconds)} in this process, and its start"
     yield "predicted from", f"{units.counted(len(measured), 'round')}, not kept"
 

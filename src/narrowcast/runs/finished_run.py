@@ -149,10 +149,11 @@ class FinishedRun(ABC, Generic[FileT_co]):
             (
                 f"baseline: {name}",
                 ", ".join(
-                    f"{metric_label(each)} {format_metric(each, value, shares)}" for each, value in found.items()
+                    f"{metric_label(metric)} {format_metric(metric, value, shares)}"
+                    for metric, value in metrics.items()
                 ),
             )
-            for name, found in self.baselines.items()
+            for name, metrics in self.baselines.items()
         ]
 
     @abstractmethod
@@ -202,7 +203,7 @@ class FinishedRun(ABC, Generic[FileT_co]):
 _GAP = 2  # columns of a terminal between two of a table
 _LATEX = {
     "\\": r"\textbackslash{}",
-    **{each: f"\\{each}" for each in "&%$#_{}"},
+    **{character: f"\\{character}" for character in "&%$#_{}"},
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
@@ -234,7 +235,7 @@ class TextTable:
         ]
         parts: list[list[int]] = [[]]
         for column in range(1, len(self.heads)):
-            taken = sum(widths[each] + _GAP for each in (0, *parts[-1], column))
+            taken = sum(widths[index] + _GAP for index in (0, *parts[-1], column))
             if parts[-1] and taken - _GAP > width:
                 parts.append([])
             parts[-1].append(column)
@@ -247,7 +248,7 @@ class TextTable:
             justify: Literal["left", "right"] = "left" if column < self.words else "right"
             table.add_column(self.heads[column], justify=justify, overflow="fold")
         for row, cells in enumerate(self.rows):
-            shown = (Text(cells[each], style="bold" if (row, each) in self.bold else "") for each in columns)
+            shown = (Text(cells[column], style="bold" if (row, column) in self.bold else "") for column in columns)
             table.add_row(*shown)
         table.caption = Text(caption) if caption else None
         return table
@@ -300,7 +301,7 @@ class Column:
 def table_of(columns: Sequence[Column], caption: str = "") -> TextTable:
     """Return a table of these columns, words before numbers."""
     ordered = [*(column for column in columns if column.word), *(column for column in columns if not column.word)]
-    bold = frozenset((row, place) for place, each in enumerate(ordered) for row in each.bold)
+    bold = frozenset((row, index) for index, column in enumerate(ordered) for row in column.bold)
     rows = list(zip(*(column.cells for column in ordered), strict=True))
     return TextTable([column.head for column in ordered], rows, sum(column.word for column in ordered), bold, caption)
 
@@ -319,7 +320,7 @@ def _width(text: str) -> int:
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(each, each) for each in text.replace("\n", " "))
+    return "".join(_LATEX.get(character, character) for character in text.replace("\n", " "))
 
 
 ModelFormat = Literal["safetensors", "torch"]
@@ -342,7 +343,7 @@ def write_arrays(
         else:
             import torch
 
-            torch.save({name: torch.from_numpy(np.array(each)) for name, each in arrays.items()}, path)
+            torch.save({name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}, path)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); give another file") from error
     return path

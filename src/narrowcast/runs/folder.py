@@ -107,24 +107,28 @@ def find_runs(given: Iterable[str | Path], output: Path, file: str = RESULT) -> 
 
     Of a pattern, only folders with the file; raise `UserError` if there is none.
     """
-    found: dict[Path, Path] = {}
+    by_path: dict[Path, Path] = {}
     for word in given:
         folder = find_run(word, output)
         folders = [folder] if folder.is_dir() or not _PATTERN.search(str(word)) else _matching(str(word), output, file)
-        found |= {path.resolve(): path for folder in folders for path in runs_in(folder, file)}
-    return list(found.values())
+        by_path |= {path.resolve(): path for folder in folders for path in runs_in(folder, file)}
+    return list(by_path.values())
 
 
 def _matching(pattern: str, output: Path, file: str) -> list[Path]:
     """Return the folders that match in the output folder, or else as a path, in natural order."""
     root = Path(pattern).anchor or "."
-    for place in (output, Path(root)):
+    for parent in (output, Path(root)):
         with suppress(ValueError, NotImplementedError):  # a pattern that none can match, or an absolute one
-            matching = list(place.glob(pattern if place == output else str(Path(pattern).relative_to(root))))
-            if folders := [each for each in matching if any((run / file).is_file() for run in runs_in(each, file))]:
+            matching = list(parent.glob(pattern if parent == output else str(Path(pattern).relative_to(root))))
+            if folders := [
+                folder for folder in matching if any((run / file).is_file() for run in runs_in(folder, file))
+            ]:
                 return sorted(folders, key=_natural)
-    there = ", ".join(each.name for each in sorted((path.parent for path in output.glob(f"*/{file}")), key=_natural))
-    raise UserError(f"no finished run matches {pattern}; finished runs in {output}: {there or 'none'}")
+    finished = ", ".join(
+        folder.name for folder in sorted((path.parent for path in output.glob(f"*/{file}")), key=_natural)
+    )
+    raise UserError(f"no finished run matches {pattern}; finished runs in {output}: {finished or 'none'}")
 
 
 def _natural(folder: Path) -> list[str | int]:

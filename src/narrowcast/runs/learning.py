@@ -67,7 +67,7 @@ def check_learned(run: Run, experiment: Experiment, journal: Journal, state: Run
             raise NoLearningError(
                 f"the training diverged: no upload of the last {len(recent)} rounds was used; {_slower(experiment)}"
             )
-    before, after = (run.algorithm.final(each.server) for each in (start(run), state))
+    before, after = (run.algorithm.final(moment.server) for moment in (start(run), state))
     if all(np.array_equal(before[name], values) for name, values in after.items()):
         raise NoLearningError(
             "the uploads changed nothing: the global model is the one before round 1; raise training.learning_rate "
@@ -245,9 +245,9 @@ def ineffective_settings(experiment: Experiment, task: Task, state: RunState) ->
             "follow from seed; set client_seed to a number of their own if somebody who knows seed must not follow them"
         )
     shapes = {name: values.shape for name, values in state.server.items()}
-    for place, stage in enumerate(experiment.algorithm.traits.codec):
+    for index, stage in enumerate(experiment.algorithm.traits.codec):
         if isinstance(stage, Factored) and not stage.factored(shapes):
             yield (
-                f"algorithm.codec.{place}: no matrix of the model is smaller as two factors of rank {stage.rank}, so "
+                f"algorithm.codec.{index}: no matrix of the model is smaller as two factors of rank {stage.rank}, so "
                 "all are sent whole; lower rank"
             )

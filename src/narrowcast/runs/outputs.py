@@ -119,8 +119,8 @@ def baselines_entry(measuring: Any, *data: Any) -> dict[str, Any]:
     except Exception as error:
         logger.warning("the baselines of %s are left out: %s", type(measuring).__name__, said(error))
         return {}
-    found = {name: metrics for name, metrics in measured.items() if metrics}
-    return {"baselines": found} if found else {}
+    with_metrics = {name: metrics for name, metrics in measured.items() if metrics}
+    return {"baselines": with_metrics} if with_metrics else {}
 
 
 def inputs_entry(task: Task) -> dict[str, Any]:
@@ -128,12 +128,12 @@ def inputs_entry(task: Task) -> dict[str, Any]:
     arrays = {name: values for name, values in task.data.inputs.items() if values.size}
     inputs = {
         name: {
-            "dtype": str(each.dtype),
-            "shape": list(each.shape[1:]),
-            "low": float(each.min()),
-            "high": float(each.max()),
+            "dtype": str(values.dtype),
+            "shape": list(values.shape[1:]),
+            "low": float(values.min()),
+            "high": float(values.max()),
         }
-        for name, each in arrays.items()
+        for name, values in arrays.items()
     }
     return {"inputs": inputs} if inputs else {}
 

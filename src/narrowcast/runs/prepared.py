@@ -192,7 +192,9 @@ def prepare_lockstep(runs: Sequence[PreparedExperiment]) -> list[PreparedExperim
         if run.experiment.schedule.kind != "synchronous":
             raise UserError("replicas cannot run in lockstep with a buffered schedule; start each run by itself")
     shared = [replace(prepared.task, data=by_digest[prepared.task.data.digest]) for prepared in runs]
-    return [replace(each, run=replace(each.run, task=task)) for each, task in zip(runs, shared, strict=True)]
+    return [
+        replace(prepared, run=replace(prepared.run, task=task)) for prepared, task in zip(runs, shared, strict=True)
+    ]
 
 
 def _checked_run(experiment: Experiment, data: Dataset | None = None, folder: Path | None = None) -> Run:

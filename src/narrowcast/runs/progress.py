@@ -98,13 +98,13 @@ class ProgressDisplay:
         self._runs = {
             name: _RunProgress(
                 rounds,
-                tqdm(total=rounds, initial=done, desc=f"{name:<{width}}", unit=unit, position=place, leave=True)
+                tqdm(total=rounds, initial=done, desc=f"{name:<{width}}", unit=unit, position=index, leave=True)
                 if on_terminal
                 else None,
                 shares,
                 lines=done // self._interval(rounds),
             )
-            for place, (name, (done, rounds)) in enumerate(runs.items())
+            for index, (name, (done, rounds)) in enumerate(runs.items())
         }
         for name, (done, rounds) in runs.items():
             if not on_terminal:

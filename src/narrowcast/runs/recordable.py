@@ -172,14 +172,14 @@ def _kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[Kep
     make_writable(folder)
     with locked(folder):
         journal = Journal.read(folder)
-        place = checkpoint_place(saved, folder)
+        address = checkpoint_place(saved, folder)
         try:
-            return load_checkpoint(place, kind, journal.last_step, journal.extent), journal
+            return load_checkpoint(address, kind, journal.last_step, journal.extent), journal
         except NoCheckpointError as error:
             if journal.last_step:
                 done = f"finished {journal.step_name} {journal.last_step}"
                 raise UserError(
-                    f"{folder.name} has {done}, but {place} has no checkpoint any more; put one back, or start the run "
-                    "again"
+                    f"{folder.name} has {done}, but {address} has no checkpoint any more; put one back, or start the "
+                    "run again"
                 ) from error
     return None, journal

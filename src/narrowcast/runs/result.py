@@ -137,8 +137,8 @@ class Result(FinishedRun[ResultFile]):
         if best is None:
             return None
         rows = {name: metrics.column(self.history, name) for name in self.history.column_names if "." in name}
-        place = metrics.column(self.history, "round") == best.round
-        return best.round, {name: float(values[place][0]) for name, values in rows.items() if place.any()}
+        of_round = metrics.column(self.history, "round") == best.round
+        return best.round, {name: float(values[of_round][0]) for name, values in rows.items() if of_round.any()}
 
     @property
     def targets(self) -> tuple[RunTargetCost, ...]:
@@ -246,7 +246,7 @@ class Result(FinishedRun[ResultFile]):
         data = load_checked(self.config.data_source)
         network = isinstance(model, NeuralNetwork)
         module = model.of_seed(self.seed).typed_module(data) if network else model.module(data)  # type: ignore[attr-defined]
-        module.load_state_dict({name: torch.from_numpy(np.array(each)) for name, each in self.arrays().items()})
+        module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in self.arrays().items()})
         return module.eval()
 
     def export(self, path: str | Path, model_format: ModelFormat = "safetensors") -> Path:
@@ -260,7 +260,7 @@ class Result(FinishedRun[ResultFile]):
     @property
     def inputs(self) -> dict[str, str]:
         """The inputs of the model by name: type, shape and range; empty for runs of earlier versions and on ratings."""
-        return {name: str(each) for name, each in self.file.inputs.items()}
+        return {name: str(features) for name, features in self.file.inputs.items()}
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the run by name.
@@ -281,7 +281,7 @@ class Result(FinishedRun[ResultFile]):
         for split in ("test", "validation"):
             # Without a global model there are statistics over clients alone.
             measured = metrics_of([key.removesuffix(f".{CLIENTS}") for key in self.final], split)
-            for metric in [each for each in measured if each != "loss"] or measured:
+            for metric in [name for name in measured if name != "loss"] or measured:
                 name, peak = f"{split}.{metric}", ""
                 if chosen is not None and name in chosen[1]:
                     best = format_metric(name, chosen[1][name], shares)
@@ -335,7 +335,7 @@ def load_result(folder: Path) -> Result:
             raise UserError(f"{folder}: has no {name}, so it is not a finished run; {advice}")
     file = read_result(folder / RESULT)
     history = read_table(
-        folder / "rounds.parquet", ("round", *(each.column for each in (metrics.UPLINK, metrics.TOTAL, metrics.TIME)))
+        folder / "rounds.parquet", ("round", *(cost.column for cost in (metrics.UPLINK, metrics.TOTAL, metrics.TIME)))
     )
     last = int(metrics.column(history, "round").max(initial=0))
     if last != file.rounds:

@@ -150,21 +150,21 @@ class _RunVerification:
         }
         its = {name: getattr(saved.state, name) for name in names}
         return Check(
-            subject, compared, difference(its, {name: row.get(each, 0 * its[name]) for name, each in names.items()})
+            subject, compared, difference(its, {name: row.get(column, 0 * its[name]) for name, column in names.items()})
         )
 
     def _evaluated(self, state: RunState) -> Check:
         """Measure a state again and compare it with the journal."""
         subject = f"model of round {state.round_index}"
         with one_thread():
-            found, of_clients = measure_all(self._measuring, state)
+            measured, of_clients = measure_all(self._measuring, state)
         (entry,) = islice(self.journal.entries(), state.round_index - 1, state.round_index)
         expected = evaluation(self._row(state.round_index))
         # Named apart from the statistics over clients, which are metrics of the round.
-        found |= {f"clients: {name}": values.tolist() for name, values in of_clients.items()}
+        measured |= {f"clients: {name}": values.tolist() for name, values in of_clients.items()}
         expected |= {f"clients: {name}": values for name, values in entry.get(CLIENT_METRICS_KEY, {}).items()}
         return measured_check(
-            subject, "its checkpoint, measured again: each metric, of each client too", found, expected
+            subject, "its checkpoint, measured again: each metric, of each client too", measured, expected
         )
 
     def _rounds(self, budget: Budget) -> Iterator[Check]:
@@ -199,9 +199,9 @@ class _RunVerification:
                 number = outcome.record.round
                 entry, row = entries[number], self._row(number)
                 again = {**asdict(outcome.record), **outcome.metrics}
-                there = {name: value for name, value in row.items() if name in again}
-                there |= evaluation(row)
-                problem = difference(again, there, left_out)
+                recorded = {name: value for name, value in row.items() if name in again}
+                recorded |= evaluation(row)
+                problem = difference(again, recorded, left_out)
                 problem = problem or difference(_ledger(outcome), entry["clients"], left_out)
                 measured_again = {name: values.tolist() for name, values in outcome.client_metrics.items()}
                 problem = problem or difference(measured_again, entry.get(CLIENT_METRICS_KEY, {}))
@@ -239,8 +239,8 @@ class _RunVerification:
         """Return how a state differs from the checkpoint of its round, in words; empty if there is none."""
         if state is None or (kept := self._states.get(state.round_index)) is None:
             return ""
-        found, expected = kept.packed(), state.packed()
-        problem = arrays_problem(found[0], expected[0], "the rounds before")
+        saved, expected = kept.packed(), state.packed()
+        problem = arrays_problem(saved[0], expected[0], "the rounds before")
         return problem and f"its checkpoint differs: {problem}"
 
     def _tables(self) -> Iterator[Check]:
@@ -276,8 +276,8 @@ class _RunVerification:
             return
         compared = f"each array against the last state, and that state's sha256 against {RESULT}"
         problem = arrays_problem(arrays, whole_model(self.run.task, algorithm.final(self.last.server)))
-        if not problem and (found := model_sha256(algorithm, self.last)) != result["model_sha256"]:
-            problem = f"{RESULT} has the model_sha256 {result['model_sha256']}, the last state {found}"
+        if not problem and (sha256 := model_sha256(algorithm, self.last)) != result["model_sha256"]:
+            problem = f"{RESULT} has the model_sha256 {result['model_sha256']}, the last state {sha256}"
         yield Check(MODEL, compared, problem)
 
     def _measured_model(self, arrays: Arrays, result: Mapping[str, Any]) -> Iterator[Check]:
@@ -293,10 +293,10 @@ class _RunVerification:
             yield Check(MODEL, "what is not trained in it", problem)
             return
         with one_thread():
-            found = metrics_of(run.task, model, {})
+            measured = metrics_of(run.task, model, {})
         if self.experiment.algorithm.traits.global_model:
-            there = {name: value for name, value in evaluation(self.journal.rounds[-1]).items() if name in found}
-            yield measured_check(MODEL, "measured again: each metric against the last round", found, there)
+            recorded = {name: value for name, value in evaluation(self.journal.rounds[-1]).items() if name in measured}
+            yield measured_check(MODEL, "measured again: each metric against the last round", measured, recorded)
         if begun.clients:
             yield Check("model_sha256", skipped=without)
             return

@@ -78,7 +78,7 @@ def closing_entries(result: Mapping[str, Any]) -> tuple[dict[str, str], dict[str
     """Return the sha256 of the model or answer, and the costs of the targets, from the content of `result.json`."""
     name, kind = ("answer_sha256", SolveTargetCost) if "answer_sha256" in result else ("model_sha256", RunTargetCost)
     metrics = [kind.model_validate(target).metrics() for target in result["targets"]]
-    return {name: result[name]}, {key: cost for each in metrics for key, cost in each.items()}
+    return {name: result[name]}, {key: cost for costs in metrics for key, cost in costs.items()}
 
 
 logger = logging.getLogger(__name__)
@@ -201,14 +201,14 @@ class Recorder:
         self.journal.check_file()
         self.journal.sync()  # a resume from the checkpoint needs the steps before it
         self._keep_config()
-        place = checkpoint_place(config, self.prepared.folder)
+        address = checkpoint_place(config, self.prepared.folder)
         try:
             save_checkpoint(
-                place, state, config.digest(), config.checkpoints_kept, data_sha256=self.prepared.input.digest
+                address, state, config.digest(), config.checkpoints_kept, data_sha256=self.prepared.input.digest
             )
         except OSError as error:
             raise RunFailed(
-                f"cannot write a checkpoint to {place} ({error}); {remedy(error)}, then resume the run"
+                f"cannot write a checkpoint to {address} ({error}); {remedy(error)}, then resume the run"
             ) from error
 
     def _keep_config(self) -> None:
@@ -380,7 +380,9 @@ def prepare_runs(
         first = experiments[0]
         if resume_if_begun and len(experiments) == 1 and has_run(output / first.name):
             return [prepare_resume(output / first.name, first)]
-        runs = [prepare(each, output, data) for each, data in zip(experiments, _load(experiments), strict=True)]
+        runs = [
+            prepare(experiment, output, data) for experiment, data in zip(experiments, _load(experiments), strict=True)
+        ]
         for remark in ineffective_settings(first, runs[0].task, runs[0].state):
             logger.warning("%s", remark)
     return prepare_lockstep(runs) if len(runs) > 1 else runs
@@ -403,7 +405,7 @@ def _load(experiments: Sequence[Experiment]) -> list[Dataset]:
         if source not in by_source:
             data = load_data(experiment)
             by_source[source] = by_digest.setdefault(data.digest, data) if len(experiments) > 1 else data
-    return [by_source[repr(each.data_source)] for each in experiments]
+    return [by_source[repr(experiment.data_source)] for experiment in experiments]
 
 
 def _prepare_named(folder: Path, source: Source | None, overrides: Sequence[str]) -> PreparedExperiment:
@@ -474,7 +476,7 @@ def run_replicas(runs: Sequence[PreparedExperiment], on_round: OnRound) -> list[
     with ExitStack() as stack:
         # The load of the machine is that of all replicas, so only the first one measures it.
         recorders = [
-            stack.enter_context(recorded(each, on_round, monitored=place == 0)) for place, each in enumerate(runs)
+            stack.enter_context(recorded(run, on_round, monitored=index == 0)) for index, run in enumerate(runs)
         ]
         with (
             closing(lockstep([prepared.run for prepared in runs], [prepared.state for prepared in runs])) as rounds,
@@ -482,19 +484,19 @@ def run_replicas(runs: Sequence[PreparedExperiment], on_round: OnRound) -> list[
         ):
             try:
                 while outcomes := _next_round(rounds, results.keys()):
-                    for place, outcome in outcomes.items():
+                    for index, outcome in outcomes.items():
                         if isinstance(outcome, RunFailed):
-                            results[place] = outcome
-                        elif place not in results:
-                            _try(results, place, recorders[place].write, outcome)
+                            results[index] = outcome
+                        elif index not in results:
+                            _try(results, index, recorders[index].write, outcome)
             except Interrupted as stop:
                 for recorder, state in zip(recorders, stop.states, strict=True):
                     recorder.checkpoint(state)
                 raise
-        for place, recorder in enumerate(recorders):
-            if place not in results and (result := _try(results, place, recorder.finish)) is not None:
-                results[place] = result
-    return [results[place] for place in range(len(runs))]
+        for index, recorder in enumerate(recorders):
+            if index not in results and (result := _try(results, index, recorder.finish)) is not None:
+                results[index] = result
+    return [results[index] for index in range(len(runs))]
 
 
 def _next_round(rounds: Rounds, ended: Collection[int]) -> dict[int, Outcome | RunFailed]:
@@ -505,16 +507,16 @@ def _next_round(rounds: Rounds, ended: Collection[int]) -> dict[int, Outcome | R
         return {}
 
 
-def _try(results: dict[int, Any], place: int, step: Callable[..., ResultT], *arguments: Any) -> ResultT | None:
+def _try(results: dict[int, Any], index: int, step: Callable[..., ResultT], *arguments: Any) -> ResultT | None:
     """Call a step of a replica; if it learned nothing, keep that as its result and return None."""
     try:
         return step(*arguments)
     except NoLearningError as error:
-        results[place] = error
+        results[index] = error
         return None
 
 
 def failures(runs: Sequence[PreparedRun], results: Sequence[dict[str, Any] | RunFailed]) -> str:
     """Return which replicas failed and why, empty if none did."""
     pairs = zip(runs, results, strict=True)
-    return "; ".join(f"{each.folder.name}: {error}" for each, error in pairs if isinstance(error, RunFailed))
+    return "; ".join(f"{run.folder.name}: {error}" for run, error in pairs if isinstance(error, RunFailed))

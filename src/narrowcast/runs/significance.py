@@ -129,20 +129,20 @@ def bootstrap_over_users(
 
 
 def _paired(ours: ArrayLike, theirs: ArrayLike) -> NDArray[np.float64]:
-    one, other = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
-    if one.shape != other.shape:
-        raise ValueError(f"paired values need the same shape, not {one.shape} and {other.shape}")
-    return one - other
+    our_values, their_values = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    if our_values.shape != their_values.shape:
+        raise ValueError(f"paired values need the same shape, not {our_values.shape} and {their_values.shape}")
+    return our_values - their_values
 
 
 def _mean_and_error(values: ArrayLike) -> tuple[float, float, int]:
     """Return the mean, its standard error and the degrees of freedom."""
-    each = np.asarray(values, dtype=np.float64)
-    if each.ndim != 1 or len(each) == 0:
-        raise ValueError(f"expected one value per seed, not an array of shape {each.shape}")
-    freedom = len(each) - 1
-    error = float(np.std(each, ddof=1) / np.sqrt(len(each))) if freedom else np.inf
-    return float(each.mean()), error, freedom
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1 or len(numbers) == 0:
+        raise ValueError(f"expected one value per seed, not an array of shape {numbers.shape}")
+    freedom = len(numbers) - 1
+    error = float(np.std(numbers, ddof=1) / np.sqrt(len(numbers))) if freedom else np.inf
+    return float(numbers.mean()), error, freedom
 
 
 def _interval(mean: float, error: float, freedom: int, confidence: float) -> MeanInterval:

@@ -98,8 +98,10 @@ class _Asked:
         """Return the files of the modules that values name, after the same check; they may lie where Python looks."""
         folders = plugin_folders(source)
         files = plugins.files_of(values, folders)
-        places = [*folders, *map(Path, sys.path)]
-        self.check_files((path, file) for path, file in files.items() if all(leads_out(file, each) for each in places))
+        search_path = [*folders, *map(Path, sys.path)]
+        self.check_files(
+            (path, file) for path, file in files.items() if all(leads_out(file, folder) for folder in search_path)
+        )
         return files
 
 
@@ -119,7 +121,7 @@ def prepare(
     where = PurePosixPath(output)
     if not where.is_absolute():
         raise UserError(f"--output {output}: give an absolute path on the cluster, on a disk that its nodes share")
-    asked = _Asked(source, overrides, name, where, dict(_variable(each) for each in environment), of_caller)
+    asked = _Asked(source, overrides, name, where, dict(_variable(text) for text in environment), of_caller)
     if (study := read_study(source, overrides)) is not None:
         return _prepare_study(study, asked)
     if (benchmark := read_benchmark(source, overrides)) is not None:
@@ -185,7 +187,7 @@ def _store_of_job(tracking: Tracking) -> dict[str, str | None]:
 
 def with_password(store: StoreAddress) -> str:
     """Return the URI with MLFLOW_TRACKING_USERNAME and _PASSWORD in it, if the store gets them and has no other."""
-    user, password = (os.environ.get(f"MLFLOW_TRACKING_{each}") for each in ("USERNAME", "PASSWORD"))
+    user, password = (os.environ.get(f"MLFLOW_TRACKING_{field}") for field in ("USERNAME", "PASSWORD"))
     if not user or not store.gets_credentials(store.uri) or store.shown != store.uri:
         return store.uri
     scheme, _, rest = store.uri.partition("://")
@@ -254,8 +256,8 @@ def _of_several_runs(command: str, values: Mapping[str, Any], files: Mapping[str
 def with_files(experiment: Experiment | Solve) -> tuple[dict[str, Any], dict[str, Path]]:
     """Return the plain values with the files that they name as files/..., and these files by that path."""
     values, files = experiment.plain(), dict[str, Path]()
-    for place, (path, file) in enumerate(_files_of(experiment)):
-        target = f"files/{place}-{file.name}"
+    for index, (path, file) in enumerate(_files_of(experiment)):
+        target = f"files/{index}-{file.name}"
         set_value(values, path, target)
         files[target] = file
     return values, files
@@ -272,17 +274,17 @@ def _paths_in(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Path]]:
         yield from _paths_at(prefix + name, getattr(model, name))
 
 
-def _paths_at(place: str, value: object) -> Iterator[tuple[str, Path]]:
+def _paths_at(setting: str, value: object) -> Iterator[tuple[str, Path]]:
     if isinstance(value, Path):
-        yield place, value
+        yield setting, value
     elif isinstance(value, BaseModel):
-        yield from _paths_in(value, f"{place}.")
+        yield from _paths_in(value, f"{setting}.")
     elif isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _paths_at(f"{place}.{key}", part)
+            yield from _paths_at(f"{setting}.{key}", part)
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
-            yield from _paths_at(f"{place}.{index}", part)
+            yield from _paths_at(f"{setting}.{index}", part)
 
 
 def _digests_of(files: Mapping[str, Path]) -> list[str]:

@@ -152,8 +152,8 @@ class _SolveVerification:
             for step in steps:
                 reached, row = step.step, self._rows.get(step.step, {})
                 names = {"residual", *evaluation(row)}
-                found = {"residual": step.residual, **step.metrics}
-                if wrong := difference(found, {name: row[name] for name in row if name in names}):
+                measured = {"residual": step.residual, **step.metrics}
+                if wrong := difference(measured, {name: row[name] for name in row if name in names}):
                     return Check(subject, compared, f"iteration {step.step}: repeated, {wrong}")
                 end = step.state
         if reached != leg.last or end is None:
@@ -201,14 +201,16 @@ class _SolveVerification:
         if self.last is not None:
             compared = f"each array against the last state, and its sha256 against {RESULT}"
             wrong = arrays_problem(answer, self.solve.solver.answer(self.last.arrays))
-        if not wrong and (found := answer_sha256(answer)) != result["answer_sha256"]:
-            wrong = f"{RESULT} has the answer_sha256 {result['answer_sha256']}, the answer {found}"
+        if not wrong and (sha256 := answer_sha256(answer)) != result["answer_sha256"]:
+            wrong = f"{RESULT} has the answer_sha256 {result['answer_sha256']}, the answer {sha256}"
         yield Check(ANSWER, compared, wrong)
         if not wrong:
             with one_thread():
                 metrics = self.problem.measure(answer)
-            there = evaluation(self.journal.rounds[-1])
-            yield measured_check("the answer's metrics", "measured again: each metric of the last row", metrics, there)
+            recorded = evaluation(self.journal.rounds[-1])
+            yield measured_check(
+                "the answer's metrics", "measured again: each metric of the last row", metrics, recorded
+            )
 
 
 @dataclass(frozen=True)
