@@ -114,7 +114,7 @@ def _jobs(address: str) -> RayJobs:
 def _find(queue: RayJobs, name: str) -> RayJob:
     job = queue.latest(name)
     if job is None:
-        known = ", ".join(dict.fromkeys(each.name for each in queue.all())) or "none"
+        known = ", ".join(dict.fromkeys(job.name for job in queue.all())) or "none"
         raise UserError(f"no job {name} at {queue.address}; jobs there: {known}")
     return job
 

@@ -147,7 +147,7 @@ def compare(
     narrowcast compare a b --columns test.accuracy,uplink_bits,training.learning_rate
     narrowcast compare a b --axis uplink --plot figure.pdf --latex table.tex     for a paper
     """  # noqa: D301 - click wants the character
-    names = None if columns is None else [each.strip() for each in columns.split(",") if each.strip()]
+    names = None if columns is None else [column.strip() for column in columns.split(",") if column.strip()]
     with gc_paused():
         from narrowcast.api import compare as compare_runs
         from narrowcast.runs.comparison import Comparison
@@ -212,8 +212,8 @@ def ui(output: Path, port: int) -> None:
         pages, server = pages_of_runs(store), Path(private, "mlflow")
         with guarded(listening, server) as token:
             start = f"http://127.0.0.1:{port}/?token={token}"
-            for name, place in pages.items():  # MLflow's first page is for something else
-                click.echo(f"runs of {name}: {start}{place}")
+            for name, page in pages.items():  # MLflow's first page is for something else
+                click.echo(f"runs of {name}: {start}{page}")
             click.echo(f"MLflow UI on {start}{EXPERIMENTS} (stop with Ctrl-C)")
             if (status := _serve(uri, port, server)) is not None:
                 raise RunFailed(f"the MLflow UI stopped with status {status}; what it wrote above says why")

@@ -76,8 +76,8 @@ def _tested(spec: str, fields: Sequence[str], kind: str | None, data: str | None
     if kind is None and ":" not in spec:
         raise UserError(f"{spec}: say of what kind it is with --kind, or write package.module:Class")
     registry = registry_of(load(spec, folders), spec) if kind is None else REGISTRIES[kind]
-    found = registry.resolve(spec, folders)
-    value = validate(found, apply_overrides({}, fields, Defaults(found, folders)), spec)
+    resolved = registry.resolve(spec, folders)
+    value = validate(resolved, apply_overrides({}, fields, Defaults(resolved, folders)), spec)
     loaded = None if data is None else load_checked(data_source(data, ()))
     yield registry.name
     yield from verdicts(registry, value, loaded)
@@ -117,8 +117,8 @@ def _send(tested: Callable[[], Iterator[str | Verdict]], sender: Connection) -> 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which gets it too, sends SIGTERM
     with suppress(BrokenPipeError):
         try:
-            for each in tested():
-                sender.send(each)
+            for item in tested():
+                sender.send(item)
             sender.send(None)
         except (UserError, RunFailed, ModuleNotFoundError, KeyboardInterrupt) as error:
             sender.send(error)

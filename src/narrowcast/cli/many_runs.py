@@ -145,13 +145,16 @@ def _holdout_table(result: StudyResult, judged: Sequence[str]) -> TextTable:
     costs |= {metric_label(name): name for name in judged if name in COSTS and name not in costs.values()}
 
     def cost(name: str) -> list[str]:
-        return [format_value(name, fmean(trial_metrics(row)[name] for row in each.rows)) for each in held]
+        return [format_value(name, fmean(trial_metrics(row)[name] for row in evaluation.rows)) for evaluation in held]
 
     return table_of(
         [
-            Column("trial", [str(each.trial.number) for each in held]),
+            Column("trial", [str(evaluation.trial.number) for evaluation in held]),
             *(
-                Column(metric_label(name), [with_spread(name, *each.metric(name), result.shares) for each in held])
+                Column(
+                    metric_label(name),
+                    [with_spread(name, *evaluation.metric(name), result.shares) for evaluation in held],
+                )
                 for name in metric_names(held[0].rows[0])
             ),
             *(Column(head, cost(name)) for head, name in costs.items()),

@@ -106,11 +106,11 @@ def _folders(names: tuple[str, ...], output: Path) -> list[Path]:
     """Return the folders of studies and benchmarks as they are, and those of runs."""
     from narrowcast.runs.folder import CONFIG, find_run, find_runs
 
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for name in names:
         folder = find_run(name, output)
-        found |= dict.fromkeys([folder] if _kind(folder) else find_runs([name], output, CONFIG))
-    return list(found)
+        folders |= dict.fromkeys([folder] if _kind(folder) else find_runs([name], output, CONFIG))
+    return list(folders)
 
 
 def _kind(folder: Path) -> str:
@@ -248,8 +248,8 @@ def trust(folder: Path | None, *, remove: bool) -> None:
         for path in trusted_folders():
             click.echo(path)
         return
-    place = forget_folder(folder) if remove else trust_folder(folder)
-    click.echo(f"{place} is {'not trusted any more' if remove else 'trusted'}")
+    trusted = forget_folder(folder) if remove else trust_folder(folder)
+    click.echo(f"{trusted} is {'not trusted any more' if remove else 'trusted'}")
 
 
 @dataclass(frozen=True)

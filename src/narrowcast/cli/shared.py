@@ -84,8 +84,8 @@ def names_of_runs(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def _matching(names: Iterable[tuple[str, str | None]], incomplete: str) -> list[CompletionItem]:
-    found = [CompletionItem(name, help=text) for name, text in names if name.startswith(incomplete)]
-    return found or [CompletionItem(incomplete, type="file")]
+    completions = [CompletionItem(name, help=text) for name, text in names if name.startswith(incomplete)]
+    return completions or [CompletionItem(incomplete, type="file")]
 
 
 @contextmanager

@@ -164,8 +164,8 @@ class StudyClient:
                 trial = self.study.ask()
                 trial.set_user_attr(OWNER, self._owner)
                 self._running[trial.number] = trial
-            place = sum(counts_towards_total(each) for each in self.trials() if each.number < trial.number)
-            if place < self.n_trials:
+            before = sum(counts_towards_total(earlier) for earlier in self.trials() if earlier.number < trial.number)
+            if before < self.n_trials:
                 break
             # Another process asked for the last trial at the same moment.
             del self._running[trial.number]

@@ -54,15 +54,15 @@ def estimate(file: StudyFile, shared: Any) -> Estimate:
     drawn = draw_without_study(settings, file.space, _CONFIGURATIONS)
     runs = [file.build(params) for params in drawn]
     timed: list[tuple[float, float]] = []
-    for index, each in enumerate(runs):
+    for index, run in enumerate(runs):
         try:
-            timed.append(file.subject.timed(each, shared))
+            timed.append(file.subject.timed(run, shared))
         except (RunFailed, UserError):  # values that do not fit together or diverge at once, as in some trials
             if index == len(runs) - 1 and not timed:
                 raise
     step_seconds, evaluation_seconds = (sum(column) / len(timed) for column in zip(*timed, strict=True))
     first, steps = runs[0], int(getattr(runs[0], file.subject.steps))
-    run = steps * step_seconds + math.ceil(steps / first.evaluate_every) * evaluation_seconds
+    run_seconds = steps * step_seconds + math.ceil(steps / first.evaluate_every) * evaluation_seconds
     trials, holdout_runs = settings.n_trials(file.space), settings.holdout.trials * settings.holdout.seeds
     return Estimate(
         params=drawn[0],
@@ -71,8 +71,8 @@ def estimate(file: StudyFile, shared: Any) -> Estimate:
         step_seconds=step_seconds,
         slowest_step_seconds=max(seconds for seconds, _ in timed),
         evaluation_seconds=evaluation_seconds,
-        seconds=run * trials * settings.seeds / settings.workers,
-        holdout_seconds=run * holdout_runs / settings.workers,
+        seconds=run_seconds * trials * settings.seeds / settings.workers,
+        holdout_seconds=run_seconds * holdout_runs / settings.workers,
     )
 
 

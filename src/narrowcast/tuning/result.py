@@ -354,9 +354,9 @@ class StudyFolder:
     def artifacts(self) -> Iterator[tuple[Path, str | None]]:
         """Yield what goes to MLflow, with its folder: all but the trials, which have their runs, and the journal."""
         for path in own_files(self.path):
-            place = path.relative_to(self.path)
-            if place.parts[0] not in ("trials", JOURNAL, _CLOSING) and path.suffix != ".part":
-                yield path, None if len(place.parts) == 1 else place.parent.as_posix()
+            relative = path.relative_to(self.path)
+            if relative.parts[0] not in ("trials", JOURNAL, _CLOSING) and path.suffix != ".part":
+                yield path, None if len(relative.parts) == 1 else relative.parent.as_posix()
 
 
 def trial_entries(trial: TrialRecord) -> dict[str, Any]:
@@ -434,14 +434,14 @@ class HoldoutQueue(RetryQueue[TrialBatch, int]):
 
     def answer_to(self, message: Sequence[Evaluation]) -> list[int]:
         """Write the last evaluation of a run; raise `RunFailed` if it failed, and `UserError` for other data."""
-        for each in message:
-            for source, sha256 in each.data:
+        for evaluation in message:
+            for source, sha256 in evaluation.data:
                 self._client.check_data(source, sha256)
-            if each.row is None:
-                raise RunFailed(f"trial {self._runs[each.key][0].number} with another seed: {each.failed}")
-            if each.is_last:
-                row = {**each.row, "logged_at_ms": int(time.time() * 1000)}
-                write_atomically(self._paths[each.key], json.dumps(row).encode())
+            if evaluation.row is None:
+                raise RunFailed(f"trial {self._runs[evaluation.key][0].number} with another seed: {evaluation.failed}")
+            if evaluation.is_last:
+                row = {**evaluation.row, "logged_at_ms": int(time.time() * 1000)}
+                write_atomically(self._paths[evaluation.key], json.dumps(row).encode())
         return []
 
     def key(self, job: TrialBatch) -> int:

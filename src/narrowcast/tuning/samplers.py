@@ -145,11 +145,13 @@ class _GridSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         del param_distribution
-        place = sum(
-            counts_towards_total(each) for each in study.get_trials(deepcopy=False) if each.number < trial.number
+        drawn = sum(
+            counts_towards_total(earlier)
+            for earlier in study.get_trials(deepcopy=False)
+            if earlier.number < trial.number
         )
         # Processes that ask at the same moment may create one trial too many; `StudyClient.ask` voids it.
-        return self._combinations[place % len(self._combinations)][param_name]
+        return self._combinations[drawn % len(self._combinations)][param_name]
 
 
 class PerTrialSeededSampler(BaseSampler):
@@ -166,15 +168,15 @@ class PerTrialSeededSampler(BaseSampler):
         self._sampler = self._make(0)
         self._view: Study | None = None
 
-    def _make(self, place: int) -> BaseSampler:
-        seed = int(generator(self._seed, "sampler", place).integers(2**31))
+    def _make(self, number: int) -> BaseSampler:
+        seed = int(generator(self._seed, "sampler", number).integers(2**31))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             return self._settings.make(seed, self._space, len(self._costs))
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Make this trial's sampler, and its view of the study."""
-        before = (each for each in study.get_trials(deepcopy=False) if each.number < trial.number)
+        before = (earlier for earlier in study.get_trials(deepcopy=False) if earlier.number < trial.number)
         self._sampler = self._make(sum(map(is_drawn, before)))
         log_costs = self._settings.log_costs and any(self._costs)
         self._view = _with_log_costs(study, self._costs) if log_costs else None
@@ -209,7 +211,7 @@ def _with_log_costs(study: Study, costs: Sequence[bool]) -> Study:
     """Return a copy of the study in memory whose costs are decimal logarithms; a cost of 0 counts as the least one."""
     view = create_study(directions=study.directions)
     trials = study.get_trials(deepcopy=False)
-    complete = [each.values for each in trials if each.state == TrialState.COMPLETE]
+    complete = [trial.values for trial in trials if trial.state == TrialState.COMPLETE]
     least = [min([1.0, *(value for value in column if value > 0)]) for column in zip(*complete, strict=True)]
     for trial in trials:
         seen = copy(trial)

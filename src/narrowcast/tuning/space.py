@@ -71,7 +71,7 @@ class FloatRange(_Range):
         """Return all values; None if there are infinitely many."""
         if self.step is None:
             return None
-        return [float(f"{self.low + self.step * place:.12g}") for place in range(self._n_steps() + 1)]
+        return [float(f"{self.low + self.step * index:.12g}") for index in range(self._n_steps() + 1)]
 
     def edge(self, drawn: Any) -> Any:
         """Return the end that a value is at, of a continuous range the nearer one within `_NEAR` of it; else None."""
@@ -144,7 +144,7 @@ class Choice(_Dimension):
 
     def probes(self) -> dict[str, Any]:
         """Return the values by label, as they are stored."""
-        return {f"values[{place}]": label for place, label in enumerate(self._by_label())}
+        return {f"values[{index}]": label for index, label in enumerate(self._by_label())}
 
     def grid(self) -> list[Any]:
         """Return all values, as they are stored."""
@@ -174,8 +174,8 @@ Dimension = Annotated[
 
 def edges(space: Space, drawn: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ends of the ranges and lists that drawn parameters are at, by path."""
-    found = {path: space.dimensions[path].edge(value) for path, value in drawn.items()}
-    return {path: end for path, end in found.items() if end is not None}
+    ends = {path: space.dimensions[path].edge(value) for path, value in drawn.items()}
+    return {path: end for path, end in ends.items() if end is not None}
 
 
 class Space:
@@ -205,7 +205,7 @@ class Space:
     def _check_condition(self, path: str, other: str, wanted: Any) -> None:
         choice = self.dimensions.get(other)
         if not isinstance(choice, Choice) or other == path:
-            known = [each for each, dimension in self.dimensions.items() if isinstance(dimension, Choice)]
+            known = [name for name, dimension in self.dimensions.items() if isinstance(dimension, Choice)]
             raise UserError(
                 f"space.{path}.when: {other} is not a choice of this space; choices are "
                 f"{', '.join(known) or 'none'}{suggest(other, known)}"
@@ -218,7 +218,7 @@ class Space:
     def _before(self, path: str) -> list[str]:
         section = [path.rsplit(".", depth)[0] for depth in range(1, path.count(".") + 1)]
         kinds = [f"{settings}.kind" for settings in section] + section
-        return [*self.dimensions[path].when, *(each for each in kinds if each != path)]
+        return [*self.dimensions[path].when, *(kind for kind in kinds if kind != path)]
 
     def active(self, path: str, drawn: Mapping[str, Any]) -> bool:
         """Return whether the conditions of a dimension hold among the values drawn before it."""
@@ -236,7 +236,7 @@ class Space:
 
     def values(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
         """Return the experiment's values of drawn parameters, kinds before their fields."""
-        return {path: each.value(drawn[path]) for path, each in self.dimensions.items() if path in drawn}
+        return {path: dimension.value(drawn[path]) for path, dimension in self.dimensions.items() if path in drawn}
 
     def probes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield a label and parameters for every end and choice of each dimension, the others at their first value."""
@@ -252,9 +252,9 @@ class Space:
                 wanted[other] = _listed(values)[0]
                 queue.append(other)
         chosen: dict[str, Any] = {}
-        for each, dimension in self.dimensions.items():
-            if self.active(each, chosen):
-                chosen[each] = wanted.get(each, next(iter(dimension.probes().values())))
+        for name, dimension in self.dimensions.items():
+            if self.active(name, chosen):
+                chosen[name] = wanted.get(name, next(iter(dimension.probes().values())))
         return chosen
 
     def grid(self) -> list[dict[str, Any]]:
@@ -264,14 +264,14 @@ class Space:
                 raise UserError(
                     f"study.sampler = grid: space.{path} is a range without steps; give it a step, or a list of values"
                 )
-        found: dict[str, dict[str, Any]] = {}
+        distinct: dict[str, dict[str, Any]] = {}
         for combination in product(*(dimension.grid() or [] for dimension in self.dimensions.values())):
             drawn: dict[str, Any] = {}
             for path, value in zip(self.dimensions, combination, strict=True):
                 if self.active(path, drawn):
                     drawn[path] = value
-            found.setdefault(json.dumps(drawn), drawn)
-        return list(found.values())
+            distinct.setdefault(json.dumps(drawn), drawn)
+        return list(distinct.values())
 
 
 def _listed(wanted: Any) -> list[Any]:

@@ -164,8 +164,8 @@ class _RetryingStorage:
         self._storage, self._timeout_seconds, self._mend = storage, timeout_seconds, mend
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._storage, name)
-        return self._retrying(found) if callable(found) else found
+        attribute = getattr(self._storage, name)
+        return self._retrying(attribute) if callable(attribute) else attribute
 
     def _retrying(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def retry(*args: Any, **options: Any) -> Any:

@@ -82,7 +82,7 @@ class StudyTrials(JobQueue[TrialBatch]):
 
     def answer_to(self, message: Sequence[Evaluation]) -> list[int]:
         """Report the evaluations of a batch; return the numbers of the trials that end here."""
-        return [each.key for each in message if self._ends_with(each)]
+        return [evaluation.key for evaluation in message if self._ends_with(evaluation)]
 
     def _ends_with(self, evaluation: Evaluation) -> bool:
         """Report an evaluation, and end its trial if it is the last, or failed or pruned."""
@@ -319,7 +319,7 @@ def _mlflow_run(prepared: PreparedStudy) -> str:
 
 def _params(file: StudyFile) -> dict[str, Any]:
     values: dict[str, Any] = file.settings.model_dump(mode="json", exclude={"storage", "address"})
-    return values | {"space": {path: each.model_dump_json() for path, each in file.space.dimensions.items()}}
+    return values | {"space": {path: dimension.model_dump_json() for path, dimension in file.space.dimensions.items()}}
 
 
 def _conclude(

@@ -97,7 +97,7 @@ class StudyFile:
         """Return the sha256 of what all processes of a study must agree on."""
         whole = {
             self.subject.section: self.subject.identity(self.build({})),
-            "space": {path: each.model_dump(mode="json") for path, each in self.space.dimensions.items()},
+            "space": {path: dimension.model_dump(mode="json") for path, dimension in self.space.dimensions.items()},
             "study": self.settings.model_dump(mode="json", include=set(_AGREED)),
         }
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
@@ -143,7 +143,7 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
         if (key := override.partition("=")[0].partition(".")[0]) in subject.model.model_fields and key != "name":
             raise UserError(f'"{override}" is a setting of the {subject.section}; write {subject.section}.{override}')
     defaults = subject.defaults(origin)
-    apply_overrides(values[subject.section], [each.removeprefix(of_run) for each in inside], defaults)
+    apply_overrides(values[subject.section], [override.removeprefix(of_run) for override in inside], defaults)
     values = apply_overrides(values, outside, Defaults(_Overridable, plugin_folders(origin)))
     sections = validate(StudySections, values, origin)
     base = {**getattr(sections, subject.section), "name": sections.name}
@@ -158,7 +158,7 @@ def _by_field(overrides: Iterable[str], section: str) -> Iterator[str]:
         path, _, text = override.partition("=")
         value = read_yaml(text, f"override {path}") if path == section else None
         if isinstance(value, dict):
-            yield from (f"{section}.{key}={json.dumps(each)}" for key, each in value.items())
+            yield from (f"{section}.{key}={json.dumps(entry)}" for key, entry in value.items())
         else:
             yield override
 

@@ -39,10 +39,10 @@ _MOST_TICKS, _LINE = 8, 16
 
 @dataclass(frozen=True)
 class _Column:
-    """An axis of a parallel plot: the trials' places on it from 0 to 1, and its ticks with their texts."""
+    """An axis of a parallel plot: the trials' positions on it from 0 to 1, and its ticks with their texts."""
 
     label: str
-    places: FloatArray
+    positions: FloatArray
     ticks: list[float]
     texts: list[str]
 
@@ -112,7 +112,7 @@ def _history(title: str, rows: Sequence[TrialRecord], file: StudyFile) -> Figure
 def _chosen(choice: Choice, values: Sequence[Any]) -> tuple[FloatArray, list[float], list[str]]:
     """Return the positions of a choice's values on an axis from 0 to 1, and the axis's ticks and labels."""
     labels = choice.grid()
-    at = [place / max(1, len(labels) - 1) for place in range(len(labels))]
+    at = [index / max(1, len(labels) - 1) for index in range(len(labels))]
     return np.array([at[labels.index(value)] for value in values]), at, [str(name)[:24] for name in labels]
 
 
@@ -156,20 +156,20 @@ def _parallel(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: 
     values, first_label = _scaled(first, np.array([row.metrics[first] for row in rows]), file.shares)
     scale = LogNorm if is_logarithmic(first, rows) else Normalize
     colours = ScalarMappable(scale(float(values.min()), float(values.max())), colormaps["viridis"])
-    lines = np.stack([each.places for each in columns], axis=1)
-    for place in np.argsort(values):
-        row = rows[int(place)]
+    lines = np.stack([column.positions for column in columns], axis=1)
+    for index in np.argsort(values):
+        row = rows[int(index)]
         bold = row.number == chosen.number
-        colour = VERMILLION if bold else colours.to_rgba(values[place])
+        colour = VERMILLION if bold else colours.to_rgba(values[index])
         axes.plot(
-            lines[place], color=colour, linewidth=2.5 if bold else 1, alpha=1 if bold else 0.6, zorder=3 if bold else 2
+            lines[index], color=colour, linewidth=2.5 if bold else 1, alpha=1 if bold else 0.6, zorder=3 if bold else 2
         )
-    for column, each in enumerate(columns):
-        axes.axvline(column, color="0.7", linewidth=0.8, zorder=1)
-        every = -(-len(each.ticks) // _MOST_TICKS)
-        for tick, text in list(zip(each.ticks, each.texts, strict=True))[::every]:
-            axes.text(column + 0.03, tick, text, fontsize=7, va="center", color="0.25", zorder=4)
-    axes.set_xticks(range(len(columns)), [each.label for each in columns], fontsize=8)
+    for position, column in enumerate(columns):
+        axes.axvline(position, color="0.7", linewidth=0.8, zorder=1)
+        every = -(-len(column.ticks) // _MOST_TICKS)
+        for tick, text in list(zip(column.ticks, column.texts, strict=True))[::every]:
+            axes.text(position + 0.03, tick, text, fontsize=7, va="center", color="0.25", zorder=4)
+    axes.set_xticks(range(len(columns)), [column.label for column in columns], fontsize=8)
     axes.set_xlim(-0.1, len(columns) - 0.6)  # the last column's texts are on its right
     axes.set_yticks([])
     axes.grid(visible=False)
@@ -181,23 +181,23 @@ def _parallel(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: 
 
 def _importance(study: Study, objectives: Mapping[str, str]) -> Figure | None:
     """Draw the importance of each dimension for each objective, by PED-ANOVA (Watanabe et al., IJCAI 2023)."""
-    found = {}
+    importances = {}
     for column, (name, direction) in enumerate(objectives.items()):
         target = _towards(column, direction) if len(objectives) > 1 else None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
-                found[name] = optuna.importance.get_param_importances(study, target=target)
+                importances[name] = optuna.importance.get_param_importances(study, target=target)
         except (ValueError, RuntimeError):  # too few trials, or all alike
             continue
-    found = {name: values for name, values in found.items() if values}
+    importances = {name: values for name, values in importances.items() if values}
     complete = sum(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
-    if not found or complete < _FEWEST_FOR_IMPORTANCE:
+    if not importances or complete < _FEWEST_FOR_IMPORTANCE:
         return None
     few = f"; unreliable below {_MANY_FOR_IMPORTANCE}" if complete < _MANY_FOR_IMPORTANCE else ""
     title = f"{study.study_name}: hyperparameter importance, from {complete} trials{few}"
-    figure, axes = new_figure(title, panels=len(found))
-    for panel, (name, values), colour in zip(axes, found.items(), (BLUE, GREEN, ORANGE, BLACK), strict=False):
+    figure, axes = new_figure(title, panels=len(importances))
+    for panel, (name, values), colour in zip(axes, importances.items(), (BLUE, GREEN, ORANGE, BLACK), strict=False):
         paths = list(values)[::-1]
         panel.barh(paths, [100 * values[path] for path in paths], color=colour)
         panel.set(xlabel=f"importance for {metric_label(name)} (%)")
@@ -220,17 +220,17 @@ def _pareto(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: Tr
     figure, (axes,) = new_figure(f"{title}: {len(front)} of {len(rows)} trials on the Pareto front", panels=1)
     x, x_label = _scaled(across, np.array([row.metrics[across] for row in rows]), file.shares)
     y, y_label = _scaled(down, np.array([row.metrics[down] for row in rows]), file.shares)
-    place = {row.number: index for index, row in enumerate(rows)}
+    indices = {row.number: index for index, row in enumerate(rows)}
     feasible = np.array([row.feasible for row in rows])
     axes.scatter(x[feasible], y[feasible], s=16, color="0.65", label="trial")
     if not feasible.all():
         axes.scatter(x[~feasible], y[~feasible], s=18, color=ORANGE, marker="x", label="violates a constraint")
-    on_front = sorted((place[row.number] for row in front), key=lambda index: x[index])
+    on_front = sorted((indices[row.number] for row in front), key=lambda index: x[index])
     axes.plot(x[on_front], y[on_front], "o-", color=BLUE, markersize=5, linewidth=1.2, label="Pareto front")
-    if chosen.number in place:
-        here = place[chosen.number]
+    if chosen.number in indices:
+        star = indices[chosen.number]
         axes.scatter(
-            x[here], y[here], s=130, color=VERMILLION, marker="*", zorder=4, label=f"chosen: trial {chosen.number}"
+            x[star], y[star], s=130, color=VERMILLION, marker="*", zorder=4, label=f"chosen: trial {chosen.number}"
         )
     if is_logarithmic(across, rows):
         log_axis(axes, x)
@@ -247,7 +247,7 @@ def _parallel_page(columns: Sequence[_Column], rows: Sequence[TrialRecord], file
     axes = [
         {
             "label": column.label.replace("\n", "<br>"),
-            "values": column.places,
+            "values": column.positions,
             "range": [0, 1],
             "tickvals": column.ticks,
             "ticktext": column.texts,
@@ -298,7 +298,7 @@ def _page(study: Study, rows: Sequence[TrialRecord], file: StudyFile, path: Path
                 continue
         if not several:
             pictures.append(show.plot_intermediate_values(study))
-    parts = [picture.to_html(full_html=False, include_plotlyjs=place == 0) for place, picture in enumerate(pictures)]
+    parts = [picture.to_html(full_html=False, include_plotlyjs=index == 0) for index, picture in enumerate(pictures)]
     name = escape(study.study_name)
     head = f'<!doctype html><meta charset="utf-8"><title>{name}</title><h1>{name}</h1>'
     write_atomically(path, (head + "\n".join(parts)).encode())

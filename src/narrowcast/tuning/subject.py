@@ -172,8 +172,8 @@ class SolveKind(RunKind):
     def selectable(self, run: Solve, shared: SharedProblem) -> tuple[list[str], Collection[str]]:
         """Return the metrics of the first state's answer that trials may be chosen by, and all of them."""
         problem = shared.problem_of(run)
-        found = measured(problem, run.solver, begin(problem, run.solver, run.seed))
-        return [name for name in found if selects(run, name)], found
+        metrics = measured(problem, run.solver, begin(problem, run.solver, run.seed))
+        return [name for name in metrics if selects(run, name)], metrics
 
     def measures(self, run: Solve) -> ProblemSource:
         """Return the problem."""

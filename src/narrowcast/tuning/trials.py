@@ -36,11 +36,11 @@ class SharedSource:
     def loaded(self, source: Any) -> Any:
         """Return the loaded source, from the cache if possible."""
         known = [(self.source, self.data), *self.others]
-        found = next((data for its_source, data in known if its_source == source), None)
-        if found is None:
-            found = source.load()
-            self.others[:] = [*self.others[1 - _MOST_OTHERS :], (source, found)]
-        return found
+        cached = next((data for its_source, data in known if its_source == source), None)
+        if cached is None:
+            cached = source.load()
+            self.others[:] = [*self.others[1 - _MOST_OTHERS :], (source, cached)]
+        return cached
 
 
 @dataclass(frozen=True)

@@ -138,21 +138,23 @@ class _StudyVerification:
     @cached_property
     def _records(self) -> list[TrialRecord]:
         """The trials; without a journal those with files here, and of others, such as lost ones, what the table has."""
-        found = {record.number: record for record in (*_records_of_table(self.folder), *_records_of_files(self.folder))}
-        return [found[number] for number in sorted(found)]
+        by_number = {
+            record.number: record for record in (*_records_of_table(self.folder), *_records_of_files(self.folder))
+        }
+        return [by_number[number] for number in sorted(by_number)]
 
     def _trials(self, records: Sequence[TrialRecord]) -> Iterator[Check]:
         """Compare the files of each trial with its record, and its metrics with its evaluations."""
         ended = [record for record in records if record.state in ("complete", "pruned", "failed")]
-        here = [record for record in ended if (self.folder / of_trial(record.number) / RESULT).is_file()]
-        problem = next((f"trial {record.number}: {why}" for record in here if (why := self._other_trial(record))), "")
-        yield Check("trials", f"the files of {len(here)} trials against {JOURNAL} and {FILE}", problem)
-        if missing := [str(record.number) for record in ended if record not in here]:
+        filed = [record for record in ended if (self.folder / of_trial(record.number) / RESULT).is_file()]
+        problem = next((f"trial {record.number}: {why}" for record in filed if (why := self._other_trial(record))), "")
+        yield Check("trials", f"the files of {len(filed)} trials against {JOURNAL} and {FILE}", problem)
+        if missing := [str(record.number) for record in ended if record not in filed]:
             yield Check("other trials", skipped=f"trials {', '.join(missing)} have no files here")
 
     def _other_trial(self, record: TrialRecord) -> str:
-        place = self.folder / of_trial(record.number)
-        if not (entries := _json_in(place / RESULT)):
+        folder = self.folder / of_trial(record.number)
+        if not (entries := _json_in(folder / RESULT)):
             return f"its {RESULT} is unreadable"
         wrong, rows = difference(entries, trial_entries(record)), StudyFolder(self.folder).read_rounds(record.number)
         if not wrong and record.metrics and (not rows or trial_metrics(rows[-1]) != dict(record.metrics)):
@@ -164,7 +166,7 @@ class _StudyVerification:
             return wrong
         steps = int(rows[-1]["round"]) if record.state != "pruned" else None
         known = [self._identity(self.file.run_with(record.params, **more)) for more in self._lengths(steps)]
-        return "" if self._identity_of_file(place / CONFIG) in known else f"its {CONFIG} does not have its values"
+        return "" if self._identity_of_file(folder / CONFIG) in known else f"its {CONFIG} does not have its values"
 
     def _lengths(self, steps: int | None) -> list[dict[str, int]]:
         return [{}] if steps is None else [{self.file.subject.steps: steps}, {}]
@@ -185,13 +187,13 @@ class _StudyVerification:
         if not settings.holdout.trials or not (self.folder / "holdout").is_dir():
             return []
         seeds = range(settings.seeds, settings.seeds + settings.holdout.seeds)
-        found = []
+        evaluations = []
         for trial in self._best(records):
             paths = [files.holdout(trial.number, offset) for offset in seeds]
             rows = [row for path in paths if (row := _json_in(path))]
             if len(rows) == len(paths):
-                found.append(HoldoutEvaluation(trial, list(seeds), rows))
-        return found
+                evaluations.append(HoldoutEvaluation(trial, list(seeds), rows))
+        return evaluations
 
     def _has_ended(self, records: Sequence[TrialRecord], holdout: Sequence[HoldoutEvaluation]) -> bool:
         """Return False if a study was interrupted: trials are left to run, or to be evaluated on test."""
@@ -207,14 +209,14 @@ class _StudyVerification:
         if not path.is_file():
             yield Check(RESULT, skipped="the study is not finished")
             return
-        if not (found := _json_in(path)):
+        if not (entries := _json_in(path)):
             yield Check(RESULT, problem="unreadable")
             return
         settings, best = self.file.settings, self._best(records)
-        its = StudyResult(self.folder.with_name(self.file.name), records)
-        said = sum(count for state, count in found["trials"].items() if state not in ("running", "waiting"))
-        if not ended and said < its.ended:
-            since = f"it is of {said} trials, and the study, which has not ended, has {its.ended} since"
+        derived = StudyResult(self.folder.with_name(self.file.name), records)
+        counted = sum(count for state, count in entries["trials"].items() if state not in ("running", "waiting"))
+        if not ended and counted < derived.ended:
+            since = f"it is of {counted} trials, and the study, which has not ended, has {derived.ended} since"
             yield Check(RESULT, skipped=since)
             return
         running = any(record.state in ("running", "waiting") for record in records)
@@ -222,16 +224,16 @@ class _StudyVerification:
         if absent := [str(record.number) for record in records if record.state == "complete" and not record.metrics]:
             compared += f"; the choice would need the files of trials {', '.join(absent)}"
             left_out |= {"chosen", "best", "pareto_front", "holdout", "cautions"}
-        elif found.get("chosen") is not None and best:
+        elif entries.get("chosen") is not None and best:
             front = pareto_front(records, settings.objectives) if len(settings.objectives) > 1 else []
             cautions = [] if front or running else cautions_on(self.file.space, best[0], settings.seeds)
-            evaluated = holdout if found.get("holdout") or not running else []
-            its = replace(its, best_trials=best, front=front, holdout=evaluated, cautions=cautions)
+            evaluated = holdout if entries.get("holdout") or not running else []
+            derived = replace(derived, best_trials=best, front=front, holdout=evaluated, cautions=cautions)
             compared = "best trials, front and hold-out evaluations against all trials"
-        yield Check(RESULT, compared, difference(found, its.plain("", 0.0), left_out))
-        if its.best is not None and not (self.folder / BEST).is_file():
+        yield Check(RESULT, compared, difference(entries, derived.plain("", 0.0), left_out))
+        if derived.best is not None and not (self.folder / BEST).is_file():
             yield Check(BEST, problem="missing")
-        elif its.best is not None:
+        elif derived.best is not None:
             length = {self.file.subject.steps: best[0].rounds} if settings.budget else {}
             run = self.file.run_with(best[0].params, **length)
             same = self._identity_of_file(self.folder / BEST) == self._identity(run)
@@ -272,7 +274,7 @@ class _StudyVerification:
         self, records: Sequence[TrialRecord], holdout: Sequence[HoldoutEvaluation], budget: Budget
     ) -> list[_Repeatable]:
         """Return what can be run again: the chosen trial, its hold-out evaluations, and all others in a drawn order."""
-        found = [
+        repeatable = [
             _Repeatable(
                 f"hold-out evaluation of trial {evaluation.trial.number}, seed {offset}",
                 TrialSpec(0, (self.file.build(evaluation.trial.params, offset),), on_test=True),
@@ -288,12 +290,14 @@ class _StudyVerification:
                 runs = tuple(self.file.build(record.params, seed) for seed in range(self.file.settings.seeds))
                 digests = _json_in(self.folder / of_trial(record.number) / RESULT).get("model_sha256")
                 ended = record.state == "complete"
-                found.append(_Repeatable(f"trial {record.number}", TrialSpec(0, runs), rows, digests, ended))
+                repeatable.append(_Repeatable(f"trial {record.number}", TrialSpec(0, runs), rows, digests, ended))
         best = self._best(records)
         first = best[0].number if best else None
-        budget.draws().shuffle(found)
+        budget.draws().shuffle(repeatable)
         order = (f"trial {first}", f"hold-out evaluation of trial {first}, ")
-        return sorted(found, key=lambda each: (each.name != order[0], not each.name.startswith(order[1])))
+        return sorted(
+            repeatable, key=lambda candidate: (candidate.name != order[0], not candidate.name.startswith(order[1]))
+        )
 
     def _other_evaluation(self, trial: _Repeatable, shared: Any, most: int) -> str:
         """Return how a trial that is run again differs from its evaluations, in words."""
@@ -303,7 +307,7 @@ class _StudyVerification:
         rows, last, on_test = trial.rows, int(trial.rows[-1]["round"]), trial.spec.on_test
         batch = TrialBatch((replace(trial.spec, runs=runs),), limits)
         with closing(self.file.subject.run_trials(batch, shared)) as made:
-            for place, evaluation in enumerate(_evaluations(made)):
+            for index, evaluation in enumerate(_evaluations(made)):
                 if evaluation.row is None:
                     return f"run again, it fails: {evaluation.failed}"
                 number = int(evaluation.row["round"])
@@ -311,9 +315,9 @@ class _StudyVerification:
                     return ""
                 if on_test and not (evaluation.is_last or (timed and number == last)):
                     continue  # of a hold-out evaluation, only the last row is kept
-                if wrong := _other_row(evaluation, rows[0 if on_test else place]):
+                if wrong := _other_row(evaluation, rows[0 if on_test else index]):
                     return f"round {number}: run again, {wrong}"
-                if on_test or place == len(rows) - 1:
+                if on_test or index == len(rows) - 1:
                     return self._other_end(trial, evaluation, timed=timed)
                 if evaluation.is_last:
                     return f"run again, it ends at round {number}"
@@ -346,8 +350,8 @@ def _is_less(value: Any, before: Any) -> bool:
 
 
 def _other_row(evaluation: Evaluation, row: Row) -> str:
-    found = evaluation.row or {}
-    return difference(found, {name: value for name, value in row.items() if name not in _MEASURED})
+    repeated = evaluation.row or {}
+    return difference(repeated, {name: value for name, value in row.items() if name not in _MEASURED})
 
 
 def _json_in(path: Path) -> dict[str, Any]:
@@ -360,14 +364,14 @@ def _json_in(path: Path) -> dict[str, Any]:
 
 def _records_of_files(folder: Path) -> list[TrialRecord]:
     """Return the trials as their own files have them, without their times."""
-    found = []
+    records = []
     for path in sorted(folder.glob(f"trials/*/{RESULT}")):
         if not (entries := _json_in(path)):
             continue
         names = ("state", "rounds", "feasible", "reason", "retry_of")
-        its = {name: entries[name] for name in names}
-        found.append(TrialRecord(entries["trial"], params=entries["values"], metrics=entries["amounts"], **its))
-    return found
+        columns = {name: entries[name] for name in names}
+        records.append(TrialRecord(entries["trial"], params=entries["values"], metrics=entries["amounts"], **columns))
+    return records
 
 
 def _records_of_table(folder: Path) -> list[TrialRecord]:
@@ -394,17 +398,17 @@ def _table_check(
     if not (folder / TABLE).is_file():
         chosen = _json_in(folder / RESULT).get("chosen") is not None
         return Check(TABLE, problem="missing") if chosen else Check(TABLE, skipped="the study is not finished")
-    expected, found = _rows_of_text(table_text(records, paths)), _table_rows(folder)
+    expected, rows = _rows_of_text(table_text(records, paths)), _table_rows(folder)
     compared = f"each value against {JOURNAL if timed else 'the files of the trials'}"
     if not ended:
-        compared += f", of the {len(found)} trials in it; the study has not ended"
-        found = {number: row for number, row in found.items() if row["state"] not in ("running", "waiting")}
-        expected = {number: row for number, row in expected.items() if number in found}
-    for number in sorted(expected.keys() | found.keys() if timed else expected, key=int):
-        if number not in found:
+        compared += f", of the {len(rows)} trials in it; the study has not ended"
+        rows = {number: row for number, row in rows.items() if row["state"] not in ("running", "waiting")}
+        expected = {number: row for number, row in expected.items() if number in rows}
+    for number in sorted(expected.keys() | rows.keys() if timed else expected, key=int):
+        if number not in rows:
             return Check(TABLE, compared, f"trial {number} is not in it")
-        its, there = found[number], expected.get(number, {})
-        names = [name for name in {**there, **its} if timed or (name in there and name != "wall_seconds")]
-        if wrong := difference(its, {name: there.get(name) for name in names}):
+        entries, wanted = rows[number], expected.get(number, {})
+        names = [name for name in {**wanted, **entries} if timed or (name in wanted and name != "wall_seconds")]
+        if wrong := difference(entries, {name: wanted.get(name) for name in names}):
             return Check(TABLE, compared, f"trial {number}: {wrong}")
     return Check(TABLE, compared)

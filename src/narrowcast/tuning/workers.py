@@ -74,41 +74,43 @@ def _evaluations(
         is_last = not running or any(row[column] >= limit for column, limit in budget.items())
         stopped = yield [Evaluation(trial.key, row, is_last, _digests(solves, last) if is_last else (), data)]
         if is_last or trial.key in (stopped or ()):
-            for each in running.values():
-                each.close()
+            for measurements in running.values():
+                measurements.close()
             return
 
 
 def _measurements(solve: Solve, problem: Problem) -> Generator[Iteration, None, None]:
     """Yield the iterations whose answers are measured; the last one alone has a state."""
     seconds = 0.0
-    for each in iterations(problem, solve.solver, solve, begin(problem, solve.solver, solve.seed)):
-        seconds += each.wall_seconds
-        if each.metrics:
-            yield Iteration(**{**vars(each), "wall_seconds": seconds})
+    for iteration in iterations(problem, solve.solver, solve, begin(problem, solve.solver, solve.seed)):
+        seconds += iteration.wall_seconds
+        if iteration.metrics:
+            yield Iteration(**{**vars(iteration), "wall_seconds": seconds})
             seconds = 0.0
 
 
 def _row(trial: TrialSpec, solves: list[Solve], last: Mapping[int, Iteration], seconds: float) -> dict[str, Any]:
     rows = [
         {
-            "iteration": each.step,
-            "residual": each.residual,
-            "solver_seconds": each.solver_seconds,
-            **{name: value for name, value in each.metrics.items() if trial.on_test or selects(solves[seed], name)},
+            "iteration": iteration.step,
+            "residual": iteration.residual,
+            "solver_seconds": iteration.solver_seconds,
+            **{
+                name: value for name, value in iteration.metrics.items() if trial.on_test or selects(solves[seed], name)
+            },
         }
-        for seed, each in last.items()
+        for seed, iteration in last.items()
     ]
     means = {name: fmean(row[name] for row in rows) for name in rows[0]}
-    return {**means, "round": max(each.step for each in last.values()), "wall_seconds": seconds}
+    return {**means, "round": max(iteration.step for iteration in last.values()), "wall_seconds": seconds}
 
 
 def _digests(solves: list[Solve], last: Mapping[int, Iteration]) -> tuple[str, ...]:
     """Return the sha256 of the answers of the solves that have ended."""
     return tuple(
-        answer_sha256(solves[seed].solver.answer(each.state.arrays))
-        for seed, each in last.items()
-        if each.state is not None
+        answer_sha256(solves[seed].solver.answer(iteration.state.arrays))
+        for seed, iteration in last.items()
+        if iteration.state is not None
     )
 
 
@@ -160,7 +162,7 @@ def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluati
                     evaluation = Evaluation(trial.key, None, failed=reason)
                 evaluations.append(evaluation)
         stopped = (yield evaluations) if evaluations else ()
-        over = {each.key for each in evaluations if each.is_last or each.failed} | set(stopped)
+        over = {evaluation.key for evaluation in evaluations if evaluation.is_last or evaluation.failed} | set(stopped)
         ended = {index for key in over for index in running.pop(key)[1]}
     rounds.close()
 
@@ -176,7 +178,9 @@ def _rounds_of(runs: Sequence[Run], states: Sequence[RunState]) -> Rounds:
     if all(run.algorithm.secure_sums is None for run in runs):
         yield from lockstep(runs, states)
         return
-    running = {index: LocalBackend().run(*each) for index, each in enumerate(zip(runs, states, strict=True))}
+    running = {
+        index: LocalBackend().run(*run_and_state) for index, run_and_state in enumerate(zip(runs, states, strict=True))
+    }
     try:
         while running:
             outcomes: dict[int, Outcome | RunFailed] = {}
@@ -209,7 +213,7 @@ def _evaluation(
         rows.append({**{name: record[name] for name in _KEPT}, "wall_seconds": seconds, **kept})
         if outcome.state is not None:
             digests.append(model_sha256(run.algorithm, outcome.state))
-    row = {name: sum(each[name] for each in rows) / len(rows) for name in rows[0]} | {"round": rows[0]["round"]}
+    row = {name: sum(of_seed[name] for of_seed in rows) / len(rows) for name in rows[0]} | {"round": rows[0]["round"]}
     spent = any(row[column] >= limit for column, limit in budget.items())
     is_last = spent or row["round"] == ran[0][0].plan.rounds
     sources = (experiment.data_source for experiment in trial.runs)
