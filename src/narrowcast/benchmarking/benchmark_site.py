@@ -50,7 +50,7 @@ def write_site(
     """
     if not tolerances or any(not 0 < tolerance < np.inf for tolerance in (*tolerances, *within)):
         raise UserError(f"goals are {(*tolerances, *within)}; give tolerances above 0, at least one")
-    pages = [f"problems/{each}.html" for each in _file_names([each.label for each in benchmark.problems])]
+    pages = [f"problems/{name}.html" for name in _file_names([problem.label for problem in benchmark.problems])]
     names = dict(zip(map(id, benchmark.runs), _file_names([run.name for run in benchmark.runs]), strict=True))
     for page, problem in zip(pages, benchmark.problems, strict=True):
         write_report(_problem_page(problem, benchmark.solvers, names), folder / page)
@@ -63,19 +63,24 @@ def write_site(
         "solvers": benchmark.solvers,
         "goals": goals,
         "problems": [
-            {"label": each.label, "page": page, "metric": metric_label(each.metric), "attributes": each.attributes}
-            for page, each in zip(pages, benchmark.problems, strict=True)
+            {
+                "label": problem.label,
+                "page": page,
+                "metric": metric_label(problem.metric),
+                "attributes": problem.attributes,
+            }
+            for page, problem in zip(pages, benchmark.problems, strict=True)
         ],
         "runs": [
             {
-                "problem": place,
+                "problem": index,
                 "solver": benchmark.solvers.index(solver),
                 "page": f"runs/{names[id(run)]}.html",
                 "costs": [_cost(run, problem.metric, target) for target in _goals(problem, tolerances, within)],
                 "ended": run.ended,
                 "why": run.why(problem.metric),
             }
-            for place, problem in enumerate(benchmark.problems)
+            for index, problem in enumerate(benchmark.problems)
             for solver, run in problem.runs.items()
         ],
     }
@@ -89,8 +94,8 @@ def _goals(problem: GridProblem, tolerances: Sequence[float], within: Sequence[f
 
 
 def _cost(run: GridRun, metric: str, goal: float) -> list[float] | None:
-    found = run.cost(metric, goal)
-    return found and [_rounded(found[0]), found[1]]
+    cost = run.cost(metric, goal)
+    return cost and [_rounded(cost[0]), cost[1]]
 
 
 def _problem_page(problem: GridProblem, solvers: Sequence[str], names: Mapping[int, str]) -> str:
@@ -116,8 +121,8 @@ def _run_page(run: GridRun, problem: str) -> str:
         f'<p><a href="../{_INDEX}">All problems</a> · <a href="../{escape(problem)}">All solvers on this one</a></p>'
     )
     lines = [
-        {"look": place, "label": metric_label(name), **_curve(run, name)}
-        for place, name in enumerate(["residual", *run.metrics])
+        {"look": look, "label": metric_label(name), **_curve(run, name)}
+        for look, name in enumerate(["residual", *run.metrics])
     ]
     drawn = section("Residual and errors", _drawn({"view": "curves", "metric": "value", "lines": lines}))
     if run.result is not None:
@@ -128,7 +133,7 @@ def _run_page(run: GridRun, problem: str) -> str:
 
 def _page(title: str, parts: Sequence[str]) -> str:
     style, script = (
-        files("narrowcast.benchmarking").joinpath(f"benchmark_site.{each}").read_text() for each in ("css", "js")
+        files("narrowcast.benchmarking").joinpath(f"benchmark_site.{suffix}").read_text() for suffix in ("css", "js")
     )
     return html_page(title, parts, style=style, script=script)
 
@@ -146,11 +151,11 @@ def _curve(run: GridRun, metric: str) -> dict[str, list[float]]:
     """Return a metric and its costs, thinned to points that are spread evenly over the logarithm of the iteration."""
     iterations, seconds, values = run.errors(metric)
     last = len(values) - 1
-    places = np.unique(np.geomspace(1, max(last, 0) + 1, _MOST_POINTS).round().astype(int) - 1)[: last + 1]
+    indices = np.unique(np.geomspace(1, max(last, 0) + 1, _MOST_POINTS).round().astype(int) - 1)[: last + 1]
     return {
-        "iterations": [int(iterations[each]) for each in places],
-        "seconds": [_rounded(seconds[each]) for each in places],
-        "values": [_rounded(values[each]) for each in places],
+        "iterations": [int(iterations[index]) for index in indices],
+        "seconds": [_rounded(seconds[index]) for index in indices],
+        "values": [_rounded(values[index]) for index in indices],
     }
 
 
@@ -166,12 +171,12 @@ def _short(value: float) -> str:
 def _limits(runs: Sequence[GridRun]) -> str:
     """Return the limits of the runs, and those in which they differ."""
     values = {name: list(dict.fromkeys(run.limits.get(name) for run in runs)) for name in LIMITS}
-    said = [f"{name} {' or '.join(map(str, found))}" for name, found in values.items() if found != [None]]
-    differ = any(len(found) > 1 for found in values.values())
-    return f"Limits of a run{', which differ between runs' if differ else ''}: {', '.join(said)}."
+    limits = [f"{name} {' or '.join(map(str, distinct))}" for name, distinct in values.items() if distinct != [None]]
+    differ = any(len(distinct) > 1 for distinct in values.values())
+    return f"Limits of a run{', which differ between runs' if differ else ''}: {', '.join(limits)}."
 
 
 def _file_names(labels: Sequence[str]) -> list[str]:
     """Return a file name for each label, without characters that a link or a file system would need to escape."""
     names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:_MOST_CHARACTERS].strip("-.") or "page" for name in labels]
-    return [name if names.count(name) == 1 else f"{name}-{place}" for place, name in enumerate(names, start=1)]
+    return [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names, start=1)]

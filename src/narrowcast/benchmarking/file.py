@@ -88,7 +88,7 @@ class BenchmarkFile(Section):
             )
         for where, fields in {
             "solve": self.solve,
-            **{f"settings.{key}": each for key, each in self.settings.items()},
+            **{f"settings.{key}": fields for key, fields in self.settings.items()},
         }.items():
             first = {path.partition(".")[0]: path for path in flatten(fields)}
             wrong = first.keys() & (_ELSEWHERE.keys() - ({"solver"} if where != "solve" else set()))
@@ -139,8 +139,8 @@ class Benchmark:
         ):
             for pattern in patterns:
                 if not any(fnmatchcase(name, pattern) for name in known):
-                    there = f"{', '.join(known)}{suggest(pattern, known)}"
-                    raise UserError(f'{self.file.name} has no {what} "{pattern}"; it has {there}')
+                    known_names = f"{', '.join(known)}{suggest(pattern, known)}"
+                    raise UserError(f'{self.file.name} has no {what} "{pattern}"; it has {known_names}')
         kept = (
             instance
             for instance in self.instances
@@ -167,7 +167,9 @@ def load_benchmark(name_or_path: str, overrides: Iterable[str] = ()) -> Benchmar
     values = apply_overrides(values, overrides, Defaults(BenchmarkFile, plugin_folders(origin)))
     for section in ("problems", "solvers"):
         if isinstance(given := values.get(section), dict):
-            values[section] = {key: {"kind": each} if isinstance(each, str) else each for key, each in given.items()}
+            values[section] = {
+                key: {"kind": entry} if isinstance(entry, str) else entry for key, entry in given.items()
+            }
     file = validate(BenchmarkFile, values, origin)
     whole = tuple(_instances(file, origin))
     return Benchmark(file, values, whole, whole)
@@ -175,7 +177,7 @@ def load_benchmark(name_or_path: str, overrides: Iterable[str] = ()) -> Benchmar
 
 def _instances(file: BenchmarkFile, origin: str) -> Iterable[Instance]:
     unused = dict.fromkeys(file.settings)
-    found = []
+    instances = []
     for problem in file.problems:
         for seed in file.seeds:
             for solver in file.solvers:
@@ -193,15 +195,16 @@ def _instances(file: BenchmarkFile, origin: str) -> Iterable[Instance]:
                         for path, value in flatten(fields).items():
                             set_value(values, path, deepcopy(value))
                 try:
-                    found.append(Instance(problem, solver, build_solve(values, origin)))
+                    instances.append(Instance(problem, solver, build_solve(values, origin)))
                 except UserError as error:
-                    said = str(error).removeprefix(f"{origin}: ")
-                    raise UserError(f"{origin}: {solver} on {problem}: {said}") from error
+                    reason = str(error).removeprefix(f"{origin}: ")
+                    raise UserError(f"{origin}: {solver} on {problem}: {reason}") from error
     for pattern in unused:
         raise UserError(
-            f'{origin}: settings."{pattern}" matches no PROBLEM.SOLVER, such as {found[0].problem}.{found[0].solver}'
+            f'{origin}: settings."{pattern}" matches no PROBLEM.SOLVER, such as '
+            f"{instances[0].problem}.{instances[0].solver}"
         )
-    return found
+    return instances
 
 
 def packaged_benchmarks() -> dict[str, str]:
@@ -249,7 +252,7 @@ class BenchmarkFolder:
 
     def states(self) -> dict[str, Mapping[str, str]]:
         """Return the last line of each instance; a line that is cut or damaged counts as none."""
-        found: dict[str, Mapping[str, str]] = {}
+        last_lines: dict[str, Mapping[str, str]] = {}
         path = self.path / ENDS
         for line in path.read_bytes().split(b"\n") if path.is_file() else ():
             try:
@@ -258,8 +261,8 @@ class BenchmarkFolder:
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
             if all(isinstance(word, str) for word in words.values()):
-                found[words["instance"]] = words
-        return found
+                last_lines[words["instance"]] = words
+        return last_lines
 
     def is_finished(self, instance: Instance) -> bool:
         """Return whether the instance has a result."""

@@ -70,7 +70,7 @@ class BenchmarkResult:
             with_target = {target: [row[target] for row in own if target in row] for target in targets}
             reached = (f"{sum(values)} of {len(values)}" for values in with_target.values())
             shown = units.format_short_seconds(median(seconds)) if seconds else units.NOT_KNOWN
-            counts = (str(states[each]) for each in ("finished", "failed", "skipped", "waiting"))
+            counts = (str(states[state]) for state in ("finished", "failed", "skipped", "waiting"))
             lines.append([solver, *counts, *reached, shown])
         return TextTable([*heads, "median time of\nthe solver"], lines)
 
@@ -127,7 +127,7 @@ def _row(run: Path, instance: Instance, entry: Mapping[str, str]) -> dict[str, A
         "wall_seconds": file.wall_seconds,
         **{f"reached/{label}": value is not None for label, value in seconds.items()},
         **{f"solver_seconds_to/{label}": value for label, value in seconds.items()},
-        **{f"best/{name}": each.value for name, each in file.best.items()},
+        **{f"best/{name}": best.value for name, best in file.best.items()},
         "answer_sha256": file.answer_sha256,
         "mlflow_run_id": file.mlflow_run_id,
     }

@@ -220,7 +220,7 @@ class InstanceQueue(RetryQueue[InstanceJob, str]):
         finished: Iterable[Instance] = (),
     ) -> None:
         self._name, self._folder, self._observe = name, folder, observe
-        self._by_name = {each.name: each for each in left}
+        self._by_name = {run.name: run for run in left}
         super().__init__(self._by_name)
         self._problems: dict[str, str] = {}
         for run in finished:
@@ -294,7 +294,7 @@ def run_benchmark(prepared: PreparedBenchmark, observe: Observer = lambda _, __:
     with writing(folder.path, GO_ON), folder.locked():
         try:
             if prepared.left:
-                whole, left = prepared.benchmark.whole, {each.name for each in prepared.left}
+                whole, left = prepared.benchmark.whole, {run.name for run in prepared.left}
                 finished = [run for run in whole if run.name not in left and folder.is_finished(run)]
                 queue = InstanceQueue(file.name, prepared.left, folder, observe, finished)
                 with _worker_pool(prepared.benchmark) as pool:

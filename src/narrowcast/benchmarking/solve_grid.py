@@ -101,16 +101,16 @@ class GridRun:
     def why(self, metric: str) -> str:
         """Return how the run ended, its residual and its least error."""
         iterations, seconds, errors = self.errors(metric)
-        said = [self.ended]
+        parts = [self.ended]
         if self.result is not None:
             file = self.result.file
-            said.append(f"{file.iterations} iterations in {units.format_short_seconds(file.solver_seconds)}")
-            said.append(f"residual {file.residual:.2g}")
+            parts.append(f"{file.iterations} iterations in {units.format_short_seconds(file.solver_seconds)}")
+            parts.append(f"residual {file.residual:.2g}")
         elif self.failure:
-            said[0] += f": {self.failure}"
+            parts[0] += f": {self.failure}"
         elif len(iterations):
-            said[0] += f" after iteration {iterations[-1]:.0f}, {units.format_short_seconds(seconds[-1])}"
-        return ", ".join([*said, f"least error {errors.min():.2g}" if len(errors) else "no error measured"])
+            parts[0] += f" after iteration {iterations[-1]:.0f}, {units.format_short_seconds(seconds[-1])}"
+        return ", ".join([*parts, f"least error {errors.min():.2g}" if len(errors) else "no error measured"])
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class GridProblem:
     @cached_property
     def least(self) -> float:
         """The least error of any run, infinite if none was measured."""
-        return min((float(found.min(initial=np.inf)) for found in self._errors()), default=np.inf)
+        return min((float(errors.min(initial=np.inf)) for errors in self._errors()), default=np.inf)
 
     def _errors(self) -> Iterable[FloatArray]:
         return (run.errors(self.metric)[2] for run in self.runs.values())
@@ -161,21 +161,21 @@ def read_grid(folders: Iterable[Path], metrics: Sequence[str] = ()) -> SolveGrid
         raise UserError("no solves to compare; give the folder of at least one, or their folder with --output")
     solvers = _labels([run.part("solver") for run in runs])
     problems = _labels([run.part("problem") for run in runs])
-    for place, run in enumerate(runs):  # in a benchmark a solver may have settings of its own for a problem
+    for index, run in enumerate(runs):  # in a benchmark a solver may have settings of its own for a problem
         if (named := _INSTANCE.fullmatch(run.name)) is not None:
-            problems[place], solvers[place] = named.groups()
+            problems[index], solvers[index] = named.groups()
     if len({run.seed for run in runs}) > 1:
         problems = [f"{label} seed={run.seed}" for label, run in zip(problems, runs, strict=True)]
-    found: dict[str, dict[str, GridRun]] = {}
+    by_problem: dict[str, dict[str, GridRun]] = {}
     for problem, solver, run in zip(problems, solvers, runs, strict=True):
-        other = found.setdefault(problem, {}).setdefault(solver, run)
+        other = by_problem.setdefault(problem, {}).setdefault(solver, run)
         if other is not run:
             raise UserError(
                 f"{other.folder} and {run.folder} are {solver} on {problem} with one seed; give one of them"
             )
     made = [
         GridProblem(label, _metric(label, of_problem, metrics), _attributes(of_problem), of_problem)
-        for label, of_problem in found.items()
+        for label, of_problem in by_problem.items()
     ]
     return SolveGrid(tuple(sorted(made, key=_order)), tuple(sorted(set(solvers))))
 
@@ -207,8 +207,8 @@ def _labels(parts: Sequence[Settings]) -> list[str]:
     A section that others lack is named without its settings, unless they differ too.
     """
     by_kind: dict[str, list[Settings]] = {}
-    for each in parts:
-        by_kind.setdefault(str(each["kind"]), []).append(each)
+    for settings in parts:
+        by_kind.setdefault(str(settings["kind"]), []).append(settings)
     differing = {kind: differing_settings(of_kind) for kind, of_kind in by_kind.items()}
 
     def label(its: Settings) -> str:
@@ -217,12 +217,12 @@ def _labels(parts: Sequence[Settings]) -> list[str]:
             if (value := its.get(path)) is None or value is False:
                 continue
             section = path.partition(".")[0]
-            values = {str(each[path]) for each in by_kind[kind] if path in each}
+            values = {str(settings[path]) for settings in by_kind[kind] if path in settings}
             shown = f"{value:g}" if isinstance(value, float) else value
             words.append(section if section != path and len(values) == 1 else f"{path}={shown}")
         return " ".join(dict.fromkeys(words))
 
-    return [label(each) for each in parts]
+    return [label(settings) for settings in parts]
 
 
 def _metric(label: str, runs: Mapping[str, GridRun], wanted: Sequence[str]) -> str:
@@ -244,11 +244,15 @@ def _attributes(runs: Mapping[str, GridRun]) -> dict[str, Any]:
     first, *_ = runs.values()
     sizes: Settings = next((run.result.file.sizes for run in runs.values() if run.result), {})
     settings = {path: value for path, value in first.part("problem").items() if isinstance(value, int | float | str)}
-    found = {"kind": settings.pop("kind"), **sizes, **{name: settings[name] for name in settings if name not in sizes}}
+    attributes = {
+        "kind": settings.pop("kind"),
+        **sizes,
+        **{name: settings[name] for name in settings if name not in sizes},
+    }
     if {"rows", "columns", "observed", "rank"} <= {*sizes}:
         freedom = sizes["rank"] * (sizes["rows"] + sizes["columns"] - sizes["rank"])
-        found["entries per degree of freedom"] = round(sizes["observed"] / freedom, 2)
-    return {**found, "seed": first.seed}
+        attributes["entries per degree of freedom"] = round(sizes["observed"] / freedom, 2)
+    return {**attributes, "seed": first.seed}
 
 
 def _order(problem: GridProblem) -> list[tuple[str, float]]:

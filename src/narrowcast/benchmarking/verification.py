@@ -36,11 +36,11 @@ def verify_benchmark(folder: Path, budget: Budget) -> Iterator[Check]:
 def _checks(folder: BenchmarkFolder, benchmark: Benchmark, budget: Budget) -> Iterator[Check]:
     states, memory = folder.states(), WorkerMemory()
     yield _ends(folder, benchmark, states)
-    there = [run for run in benchmark.whole if (folder.path / run.name / CONFIG).is_file()]
+    recorded = [run for run in benchmark.whole if (folder.path / run.name / CONFIG).is_file()]
     for instance in benchmark.whole:
         entry = states.get(instance.name, {"state": "waiting", "reason": ""})
-        if instance in there:
-            own = budget.shared_by(len(there))
+        if instance in recorded:
+            own = budget.shared_by(len(recorded))
             yield _as_one(instance.name, list(guarded(_of_instance(folder.path, instance, own, memory))))
         elif entry["state"] == "skipped":
             yield _skipped(instance, memory)
@@ -99,17 +99,17 @@ def _table(folder: BenchmarkFolder, benchmark: Benchmark) -> Check:
     if not path.is_file():
         return Check(TABLE, skipped="the benchmark is not finished")
     text, right = path.read_text(), as_csv(result_of(folder, benchmark.whole).rows)
-    found, expected = _rows_of(text), _rows_of(right)
+    written, expected = _rows_of(text), _rows_of(right)
     waiting = {name for name, row in expected.items() if row["state"] == "waiting"}
     if is_older := bool(waiting) and text != right:
         compared += " that had ended before; the benchmark has not ended"
-        waiting |= {name for name, row in found.items() if row["state"] == "waiting"}
-        found, expected = (
-            {name: row for name, row in rows.items() if name not in waiting} for rows in (found, expected)
+        waiting |= {name for name, row in written.items() if row["state"] == "waiting"}
+        written, expected = (
+            {name: row for name, row in rows.items() if name not in waiting} for rows in (written, expected)
         )
-    for name in expected | found:
-        its = found.get(name, {})
-        if wrong := difference(its, dict.fromkeys(its) | expected.get(name, {})):
+    for name in expected | written:
+        cells = written.get(name, {})
+        if wrong := difference(cells, dict.fromkeys(cells) | expected.get(name, {})):
             return Check(TABLE, compared, f"{name}: {wrong}")
     twice = sum(1 for _ in csv.reader(io.StringIO(text))) > 1 + len(_rows_of(text))
     return Check(TABLE, compared, "it has other lines" if twice or (text != right and not is_older) else "")

@@ -79,8 +79,8 @@ class RayBackend(Backend, HostResources):
         check_token()
         address = self._address()
         if address == "local":
-            here = {"CPU": local_cpus, "GPU": torch.cuda.device_count()}
-            self._fits(hosts, [Node("", here)], "this machine", what, field)
+            resources = {"CPU": local_cpus, "GPU": torch.cuda.device_count()}
+            self._fits(hosts, [Node("", resources)], "this machine", what, field)
             return
         with RAY_SETTINGS.in_force():
             from narrowcast.cluster.session import alive_nodes, probe
@@ -103,7 +103,7 @@ class RayBackend(Backend, HostResources):
         return -(-cohort // plan.chunk_size) if self.actors == "auto" else self.actors
 
     def _fits(self, hosts: int, nodes: Sequence[Node], where: str, what: str, field: str) -> None:
-        offered = {kind for node in nodes for kind, there in node.offers.items() if there}
+        offered = {kind for node in nodes for kind, amount in node.offers.items() if amount}
         for name in self.resources_per_actor:
             if name not in offered:
                 raise UserError(
@@ -112,9 +112,9 @@ class RayBackend(Backend, HostResources):
                 )
         needed = 1 if self.actors == "auto" and self.clients_per_actor is None else hosts
         if (capacity := sum(node.room_for(self.need(), hosts) for node in nodes)) < needed:
-            each = " and ".join(f"{amount:g} {kind}" for kind, amount in self.need().items() if amount)
+            need = " and ".join(f"{amount:g} {kind}" for kind, amount in self.need().items() if amount)
             raise UserError(
-                f"{hosts} {what} that need {each} each: {where} has room for {capacity}; lower {field} or what "
+                f"{hosts} {what} that need {need} each: {where} has room for {capacity}; lower {field} or what "
                 "each needs" + (", or set backend.actors=auto" if field == "backend.actors" else "")
             )
 
@@ -140,13 +140,13 @@ class RayBackend(Backend, HostResources):
         address = self.address or os.environ.get("RAY_ADDRESS") or "local"
         if address != "auto":
             return address
-        found = os.environ.get("RAY_ADDRESS", "auto").replace("auto", "") or latest_address()
-        if found is None:
+        running = os.environ.get("RAY_ADDRESS", "auto").replace("auto", "") or latest_address()
+        if running is None:
             raise UserError(
                 'backend.address = "auto": no Ray cluster runs on this machine; start one with ray start --head, or '
                 "give its host:port"
             )
-        return found
+        return running
 
     @contextmanager
     def worker_pool(self, function: JobFunction, shared: Any) -> Iterator[WorkerPool]:

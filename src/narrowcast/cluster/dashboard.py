@@ -28,7 +28,7 @@ class ClusterNode:
 
     def holds(self, needed: Mapping[str, float]) -> int:
         """Return how many actors with these needs, each above zero, fit on the node when it is idle."""
-        return min(math.floor(self.resources.get(name, 0.0) / each + 1e-9) for name, each in needed.items())
+        return min(math.floor(self.resources.get(name, 0.0) / amount + 1e-9) for name, amount in needed.items())
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Dashboard:
 
     def check_fits(self, actors: int, needed: Mapping[str, float]) -> None:
         """Raise `UserError` if so many actors with these needs can never run, even on an idle cluster."""
-        needed = {name: each for name, each in needed.items() if each}
+        needed = {name: amount for name, amount in needed.items() if amount}
         nodes = self.nodes()
         if needed and (capacity := sum(node.holds(needed) for node in nodes)) < actors:
-            each = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
-            there = "; ".join(f"{node.ip} {_shown(node.resources, needed)}" for node in nodes[:4])
+            need = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
+            offers = "; ".join(f"{node.ip} {_shown(node.resources, needed)}" for node in nodes[:4])
             more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
             raise UserError(
-                f"backend.actors = {actors} with {each} each: the cluster at {self.address} has room for {capacity} "
-                f"({there}{more}); lower backend.actors or what each needs, or add nodes"
+                f"backend.actors = {actors} with {need} each: the cluster at {self.address} has room for {capacity} "
+                f"({offers}{more}); lower backend.actors or what each needs, or add nodes"
             )
 
 

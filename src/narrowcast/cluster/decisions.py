@@ -85,7 +85,7 @@ class Node:
 
     def room_for(self, need: Mapping[str, float], most: int) -> int:
         """Return how many hosts with this need fit on the node, at most `most`."""
-        fits = [(self.offers.get(kind, 0.0) + _ROUNDING) // each for kind, each in need.items() if each > 0]
+        fits = [(self.offers.get(kind, 0.0) + _ROUNDING) // amount for kind, amount in need.items() if amount > 0]
         return int(min([*fits, most]))
 
 

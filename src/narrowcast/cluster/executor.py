@@ -93,10 +93,10 @@ class RayExecutor(Executor):
     def _answer(self, call: ray.ObjectRef[Any] | None) -> list[ClientMeasures] | None:
         """Return the result of a call; None if there was no call, or its host failed."""
         try:
-            found: list[ClientMeasures] = ray.get(call, timeout=self._policy.round_timeout_seconds) if call else []
+            measures: list[ClientMeasures] = ray.get(call, timeout=self._policy.round_timeout_seconds) if call else []
         except RayError:
             return None
-        return found
+        return measures
 
     def _raise_if_stopping(self) -> None:
         if self._stopping.is_set():
@@ -128,7 +128,7 @@ class RayExecutor(Executor):
         while calls:
             until = min(call.deadline for call in calls.values())
             answered, _ = ray.wait(list(calls), timeout=max(0.0, until - host_clock().monotonic()))
-            reference = answered[0] if answered else min(calls, key=lambda each: calls[each].deadline)
+            reference = answered[0] if answered else min(calls, key=lambda call: calls[call].deadline)
             self._raise_if_stopping()
             call = calls.pop(reference)
             problem = (

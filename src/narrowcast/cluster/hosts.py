@@ -43,8 +43,8 @@ class KeyService:
 
 def start_key_service(secure: SecureSums, answered: Path | None) -> Any:
     """Start the key service on this node, which has the run's folder and the key files of a run with offline keys."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return KeyService.options(scheduling_strategy=here).remote(secure, answered)  # type: ignore[attr-defined]
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return KeyService.options(scheduling_strategy=this_node).remote(secure, answered)  # type: ignore[attr-defined]
 
 
 class RemoteKeyStore:
@@ -103,7 +103,7 @@ def alive_nodes() -> list[Node]:
     return [
         Node(
             node["NodeID"],
-            {kind: there for kind, there in node["Resources"].items() if not kind.startswith(_RAY_RESOURCES)},
+            {kind: amount for kind, amount in node["Resources"].items() if not kind.startswith(_RAY_RESOURCES)},
         )
         for node in ray.nodes()
         if node["Alive"]
@@ -121,7 +121,7 @@ class PlacementRequest:
 
     def options(self, node: str) -> dict[str, Any]:
         """Return the options of Ray for a host on this node."""
-        custom = {kind: each for kind, each in self.need.items() if kind not in ("CPU", "GPU")}
+        custom = {kind: amount for kind, amount in self.need.items() if kind not in ("CPU", "GPU")}
         return {
             "num_cpus": self.need.get("CPU", 0),
             "num_gpus": self.need.get("GPU", 0),
@@ -194,7 +194,7 @@ class Hosts:
                 host_clock().sleep(_CHECK_SECONDS / 2)
 
     def _need_in_words(self) -> str:
-        return " and ".join(f"{each:g} {kind}" for kind, each in self._request.need.items() if each) or "a host"
+        return " and ".join(f"{amount:g} {kind}" for kind, amount in self._request.need.items() if amount) or "a host"
 
     def check(self) -> None:
         """Between rounds, account for nodes that joined or left, and move hosts as the placement policy requires."""
@@ -213,7 +213,7 @@ class Hosts:
         for host in [host for host in self._hosts if host.node not in nodes]:
             self.fail(host, f"its node {host.node[:8]} left")
         for host in [
-            each for each in self._hosts if each.starting and at - each.started_at > self._request.timeout_seconds
+            host for host in self._hosts if host.starting and at - host.started_at > self._request.timeout_seconds
         ]:
             self.fail(host, f"node {host.node[:8]} has no room now")
         present = Counter(host.node for host in self._hosts)

@@ -18,17 +18,17 @@ SECONDS_FOR_ALL_NODES = 30.0
 
 def versions(names: list[str]) -> dict[str, str | None]:
     """Return the version of each distribution, None if it is not installed."""
-    found: dict[str, str | None] = {}
+    installed: dict[str, str | None] = {}
     for name in names:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
+            installed[name] = None
     try:  # narrowcast may be sent as source, without metadata
-        found["narrowcast"] = import_module("narrowcast").__version__
+        installed["narrowcast"] = import_module("narrowcast").__version__
     except ImportError:
-        found["narrowcast"] = None
-    return found
+        installed["narrowcast"] = None
+    return installed
 
 
 def report(names: list[str]) -> dict[str, Any]:
@@ -49,14 +49,14 @@ def reports(names: list[str]) -> dict[str, dict[str, Any] | None]:
         if node["Alive"]
     }
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS_FOR_ALL_NODES)
-    found: dict[str, dict[str, Any] | None] = {}
+    by_node: dict[str, dict[str, Any] | None] = {}
     for reference, node in asked.items():
         try:
             answer = ray.get(reference) if reference in answered else None
         except ray.exceptions.RayError:  # the node left, or cannot start a worker
             answer = None
-        found[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = answer
-    return found
+        by_node[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = answer
+    return by_node
 
 
 if __name__ == "__main__":

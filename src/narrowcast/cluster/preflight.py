@@ -36,20 +36,24 @@ def requirements() -> list[Requirement]:
         stated = [Requirement(line) for line in requires("narrowcast") or ()]
     except PackageNotFoundError:
         return []
-    return [each for each in stated if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return [
+        requirement
+        for requirement in stated
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
 
 
 def check_packages(jobs: RayJobs, runtime_env: Mapping[str, Any]) -> list[str]:
     """Return warnings on the cluster's packages; raise `UserError` if one is missing or too old."""
     needed = requirements()
-    entrypoint = shlex.join(["python", SCRIPT.name, *(each.name for each in needed)])
+    entrypoint = shlex.join(["python", SCRIPT.name, *(requirement.name for requirement in needed)])
     return judge_nodes(_ask(jobs, entrypoint, runtime_env), needed)
 
 
-def judge_nodes(there: Mapping[str, Mapping[str, Any] | None], needed: list[Requirement]) -> list[str]:
+def judge_nodes(answers: Mapping[str, Mapping[str, Any] | None], needed: list[Requirement]) -> list[str]:
     """Return warnings on the packages of the nodes, with equal nodes grouped; raise as `judge` does."""
     alike: dict[str, list[str]] = {}
-    for node, answer in there.items():
+    for node, answer in answers.items():
         alike.setdefault(json.dumps(answer, sort_keys=True), []).append(node)
     warnings = []
     for kind, nodes in alike.items():
@@ -72,7 +76,7 @@ def judge(
         raise UserError(f"{where} has Python {python}; narrowcast needs 3.11 or later there")
     if packages["narrowcast"] is None:
         raise UserError(f"{where} has no narrowcast; use an image that has it, or send this one with --send-package")
-    missing = [each.name for each in needed if packages[each.name] is None]
+    missing = [requirement.name for requirement in needed if packages[requirement.name] is None]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}; {_IMAGE}")
     if packages["narrowcast"] != __version__:
@@ -81,9 +85,9 @@ def judge(
             "use an image of this version, or send this one with --send-package"
         )
     old = [
-        f"{each} (has {packages[each.name]})"
-        for each in needed
-        if not each.specifier.contains(str(packages[each.name]), prereleases=True)
+        f"{requirement} (has {packages[requirement.name]})"
+        for requirement in needed
+        if not requirement.specifier.contains(str(packages[requirement.name]), prereleases=True)
     ]
     if old:
         raise UserError(f"{where} has packages that are too old: narrowcast needs {', '.join(old)}; {_IMAGE}")
@@ -114,10 +118,12 @@ def _ask(jobs: RayJobs, entrypoint: str, runtime_env: Mapping[str, Any]) -> dict
 def _why(job: RayJob, log: str) -> str:
     """Return the last line of the check's log, with advice if the nodes' `python` is not the one that runs Ray."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith(_RAY_LINE)]
-    said = lines[-1][-300:] if lines else job.message
-    if job.exit_code == _NOT_FOUND or "No module named 'ray'" in said:
-        said += "; start Ray on its nodes with the folder of its own python first on PATH, as in an active environment"
-    return said
+    last_line = lines[-1][-300:] if lines else job.message
+    if job.exit_code == _NOT_FOUND or "No module named 'ray'" in last_line:
+        last_line += (
+            "; start Ray on its nodes with the folder of its own python first on PATH, as in an active environment"
+        )
+    return last_line
 
 
 def _withdraw(jobs: RayJobs, job: RayJob) -> None:

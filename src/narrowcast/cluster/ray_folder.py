@@ -98,15 +98,15 @@ def _processes_of(folder: Path) -> list[int]:
     The agents write their title over the end of their environment. The process that this one was started by is spared:
     a driver at its end.
     """
-    mark, found = f"{_MARK}={folder}".encode(), []
+    mark, pids = f"{_MARK}={folder}".encode(), []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended, or of another user
             marked = mark in (process / "environ").read_bytes().split(b"\0")
             titled = not marked and (process / "cmdline").read_bytes().startswith(b"ray::")
             pid = int(process.name)
             if pid not in (os.getpid(), os.getppid()) and (marked or (titled and _has_open(process, folder))):
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def _has_open(process: Path, folder: Path) -> bool:

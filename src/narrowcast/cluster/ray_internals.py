@@ -100,13 +100,13 @@ def slow_starts() -> Iterator[None]:
 def free_ports(count: int) -> list[int]:
     """Return ports below those that Linux gives to connections, and above those of Ray's workers."""
     with ExitStack() as held:
-        found = list[int]()
-        while len(found) < count:
+        ports = list[int]()
+        while len(ports) < count:
             probe = held.enter_context(socket.socket())
             with suppress(OSError):  # taken: another one
                 probe.bind(("", random.SystemRandom().randrange(20_000, 32_768)))
-                found.append(probe.getsockname()[1])
-        return found
+                ports.append(probe.getsockname()[1])
+        return ports
 
 
 def latest_address() -> str | None:

@@ -35,17 +35,17 @@ from narrowcast.studies.verdicts import (
 )
 
 
-def draw_seed_means(axes: Axes, places: Sequence[float], by_seed: Sequence[Sequence[float]], **style: Any) -> None:
-    """Draw the mean and the standard deviation (n - 1) of the values by seed at each place; `style` as of a line."""
-    means, spreads = [np.mean(each) for each in by_seed], [np.std(each, ddof=1) for each in by_seed]
-    axes.errorbar(places, means, spreads, **style)
+def draw_seed_means(axes: Axes, positions: Sequence[float], by_seed: Sequence[Sequence[float]], **style: Any) -> None:
+    """Draw the mean and the standard deviation (n - 1) of the values by seed at each position; `style` as of a line."""
+    means, spreads = [np.mean(values) for values in by_seed], [np.std(values, ddof=1) for values in by_seed]
+    axes.errorbar(positions, means, spreads, **style)
 
 
 def draw_groups(axes: Axes, names: Sequence[str], groups: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
     """Draw a line of the plot for each name, the first on top, with the values by seed of up to two groups in it."""
     axes.set_yticks(range(len(names)), names[::-1])
     for shift, colour, (group, by_name) in zip((0.12, -0.12), (BLUE, ORANGE), groups.items(), strict=False):
-        for place, (name, values) in enumerate(by_name.items()):
+        for index, (name, values) in enumerate(by_name.items()):
             axes.errorbar(
                 np.mean(values),
                 len(names) - 1 - names.index(name) + shift,
@@ -53,7 +53,7 @@ def draw_groups(axes: Axes, names: Sequence[str], groups: Mapping[str, Mapping[s
                 fmt="o",
                 color=colour,
                 capsize=3,
-                label=group if place == 0 else None,
+                label=group if index == 0 else None,
             )
 
 

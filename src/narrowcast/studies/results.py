@@ -32,7 +32,7 @@ METRICS = (
     *("validation.rmse", "test.rmse", "test.mae", "test.nmi"),
     *("validation.hr@10", "validation.accuracy", "test.hr@10", "test.ndcg@10", "test.accuracy"),
     *("validation.accuracy.mean", "validation.accuracy.worst_10_percent"),
-    *(f"test.accuracy.{each}" for each in ("mean", "worst_10_percent", "best_10_percent", "variance")),
+    *(f"test.accuracy.{statistic}" for statistic in ("mean", "worst_10_percent", "best_10_percent", "variance")),
 )
 COUNTS = ("uplink_bits", "downlink_bits")
 COLUMNS = (
@@ -80,14 +80,14 @@ class Rows:
 
     def add(self, label: str, seed: int, text: str, digest: str, result: Result) -> None:
         """Take in a result in place of an earlier one of the same label, seed and text; a digest may be empty."""
-        others = [each for each in self.by_label.get((label, seed), ()) if each[0] != text]
+        others = [entry for entry in self.by_label.get((label, seed), ()) if entry[0] != text]
         self.by_label[label, seed] = [*others, (text, digest, result)]
 
     def of_stem(self, stem: str) -> Iterator[Result]:
         """Yield the results whose labels begin with the stem."""
-        for (label, _), found in self.by_label.items():
+        for (label, _), entries in self.by_label.items():
             if label.startswith(stem):
-                yield from (result for _, _, result in found)
+                yield from (result for _, _, result in entries)
 
 
 def append(path: Path, spec: RunSpec, seed: int, result: Mapping[str, Any]) -> None:
@@ -188,12 +188,12 @@ Lines = list[Line]
 
 def read_lines(*paths: Path) -> Lines:
     """Return the lines of these files one after the other; a file that does not exist has none."""
-    found: Lines = []
+    lines: Lines = []
     for path in paths:
         if path.exists():
             with path.open(newline="") as file:
-                found += csv.DictReader(file)
-    return found
+                lines += csv.DictReader(file)
+    return lines
 
 
 def as_text(value: Any, digits: int = 6) -> str:

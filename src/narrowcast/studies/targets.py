@@ -110,13 +110,13 @@ def find_targets(papers: Path | None = None) -> dict[str, Target]:
     Of two targets of one name the first is taken. Raise `UserError` for a file that is not valid, or if `papers` has
     none.
     """
-    found: dict[str, Target] = {}
+    targets: dict[str, Target] = {}
     for root, file in _files(papers):
         for target in _read(root, file):
-            found.setdefault(target.name, target)
-    if papers is not None and not found:
+            targets.setdefault(target.name, target)
+    if papers is not None and not targets:
         raise UserError(f"--papers {papers}: no {FILE} in this folder, nor in those in it")
-    return found
+    return targets
 
 
 def find_target(name: str, targets: Mapping[str, Target]) -> Target:
@@ -142,8 +142,8 @@ def _files(papers: Path | None) -> Iterator[tuple[Path, Path]]:
         yield from ((folder.resolve(), file.resolve()) for file in sorted(folder.glob(pattern)))
     if papers is None:
         for point in importlib.metadata.entry_points(group=GROUP):
-            found = importlib.util.find_spec(point.value.partition(".")[0])  # which does not import a top-level package
-            for package in (found.submodule_search_locations or ()) if found else ():
+            spec = importlib.util.find_spec(point.value.partition(".")[0])  # which does not import a top-level package
+            for package in (spec.submodule_search_locations or ()) if spec else ():
                 yield from ((Path(package).parent, file) for file in sorted(Path(package).glob(f"*/{FILE}")))
 
 

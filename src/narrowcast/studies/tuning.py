@@ -72,7 +72,7 @@ def mean_result(by_seed: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def tuning_verdict(choices: Sequence[Choice]) -> PaperVerdict:
     """Return the row at the foot of a table: how many choices keep the rule, and which do not."""
-    kept = [each for each in choices if each.seeds >= COMPARABLE_SEEDS and not each.at_edge]
+    kept = [choice for choice in choices if choice.seeds >= COMPARABLE_SEEDS and not choice.at_edge]
     words = [f"{COMPARABLE_SEEDS} seeds or more and no value at an edge: {len(kept)} of {len(choices)}"]
     faults: Mapping[str, Callable[[Choice], bool]] = {
         "at an edge": lambda choice: choice.at_edge,
@@ -83,7 +83,7 @@ def tuning_verdict(choices: Sequence[Choice]) -> PaperVerdict:
 
 
 def _listed(choices: Iterable[Choice]) -> str:
-    return ", ".join(f"{each.what} ({each.name} {each.value:g})" for each in choices) or "none"
+    return ", ".join(f"{choice.what} ({choice.name} {choice.value:g})" for choice in choices) or "none"
 
 
 class TunedCell(ABC, Generic[ValueT]):
@@ -113,8 +113,8 @@ class TunedCell(ABC, Generic[ValueT]):
 
 def finished(rows: Rows, spec: RunSpec, seeds: int = 1) -> list[Mapping[str, Any]]:
     """Return the results of a run's seeds, empty unless all of them are finished."""
-    found = [rows.get(spec, seed) for seed in spec.seeds(seeds)]
-    return [each for each in found if each is not None] if all(found) else []
+    results = [rows.get(spec, seed) for seed in spec.seeds(seeds)]
+    return [result for result in results if result is not None] if all(results) else []
 
 
 def first_finished(rows: Rows, spec: RunSpec, seeds: int) -> list[Mapping[str, Any]]:
@@ -124,8 +124,8 @@ def first_finished(rows: Rows, spec: RunSpec, seeds: int) -> list[Mapping[str, A
 
 def tried(rows: Rows, cell: TunedCell[Any], tuning_seeds: int = 1) -> list[Mapping[str, Any]]:
     """Return the results of a cell at each value of its grid, means over the seeds; empty unless all are finished."""
-    found = [finished(rows, cell.tuning(value), tuning_seeds) for value in cell.grid]
-    return [mean_result(each) for each in found] if all(found) else []
+    by_value = [finished(rows, cell.tuning(value), tuning_seeds) for value in cell.grid]
+    return [mean_result(of_value) for of_value in by_value] if all(by_value) else []
 
 
 def chosen(rows: Rows, cell: TunedCell[Any], tuning_seeds: int = 1) -> RunSpec | None:
@@ -148,17 +148,17 @@ def tested(rows: Rows, cells: Mapping[KeyT, TunedCell[Any]], seeds: int) -> dict
     """Return the test results of the cells at their best values, of those whose seeds are all finished."""
     specs = {key: chosen(rows, cell) for key, cell in cells.items()}
     results = {key: finished(rows, spec, seeds) for key, spec in specs.items() if spec is not None}
-    return {key: found for key, found in results.items() if found}
+    return {key: of_seeds for key, of_seeds in results.items() if of_seeds}
 
 
 def tested_so_far(rows: Rows, cells: Sequence[TunedCell[Any]], seeds: int) -> list[Sequence[Mapping[str, Any]]]:
     """Return the test results of each cell, in order: of the same first seeds for all cells that have two or more."""
-    found = list[list[Mapping[str, Any]]]()
+    of_cells = list[list[Mapping[str, Any]]]()
     for cell in cells:
         spec = chosen(rows, cell)
-        found.append([] if spec is None else first_finished(rows, spec, seeds))
-    shared = min((len(each) for each in found if len(each) > 1), default=0)
-    return [each[:shared] if len(each) > 1 else [] for each in found]
+        of_cells.append([] if spec is None else first_finished(rows, spec, seeds))
+    shared = min((len(of_cell) for of_cell in of_cells if len(of_cell) > 1), default=0)
+    return [of_cell[:shared] if len(of_cell) > 1 else [] for of_cell in of_cells]
 
 
 def cells_plan(name: str, cells: Sequence[TunedCell[Any]], seeds: int, tuning_seeds: int = 1) -> Plan:
@@ -182,9 +182,9 @@ def untuned_plan(name: str, runs: Sequence[RunSpec], seeds: int) -> Plan:
 
     def plan(rows: Rows) -> Iterator[Planned]:
         del rows
-        for place in range(seeds):
+        for shift in range(seeds):
             for run in runs:
-                yield Planned(name, run, run.first_seed + place)
+                yield Planned(name, run, run.first_seed + shift)
 
     return plan
 

@@ -158,11 +158,11 @@ def verdict_table(title: str, verdicts: Sequence[PaperVerdict]) -> Table:
     """Return a terminal table with one row per verdict; empty columns are omitted."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     rows = [_COLUMNS, *map(_cells, verdicts)]
-    shown = [place for place in range(len(_COLUMNS)) if any(row[place] for row in rows[1:])]
-    for place in shown:
-        table.add_column(_COLUMNS[place], justify="right" if 0 < place < 4 else "left", overflow="fold")
+    shown = [column for column in range(len(_COLUMNS)) if any(row[column] for row in rows[1:])]
+    for column in shown:
+        table.add_column(_COLUMNS[column], justify="right" if 0 < column < 4 else "left", overflow="fold")
     for row in rows[1:]:
-        table.add_row(*(Text(row[place]) for place in shown))
+        table.add_row(*(Text(row[column]) for column in shown))
     return table
 
 
@@ -212,11 +212,11 @@ def against(every: Mapping[Key, Runs], reference: Runs, metric: str, users: int 
     """
     theirs = accuracies(reference, metric)
     tests = [compare_paired(accuracies(runs, metric), theirs) for runs in every.values()]
-    said = {}
+    verdicts = {}
     for (key, runs), (test, p_level, p_zero) in zip(every.items(), corrected(tests), strict=True):
         words = [describe(test, p_level, p_zero, len(theirs)), _over_users(runs, reference, users)]
-        said[key] = f"{test.interval.mean:+.2f}", ", ".join(filter(None, words))
-    return said
+        verdicts[key] = f"{test.interval.mean:+.2f}", ", ".join(filter(None, words))
+    return verdicts
 
 
 def paired_differences(pairs: Sequence[tuple[str, Values, Values]]) -> list[PaperVerdict]:
@@ -224,9 +224,11 @@ def paired_differences(pairs: Sequence[tuple[str, Values, Values]]) -> list[Pape
     tests = [compare_paired(ours, theirs) for _, ours, theirs in pairs]
     verdicts = []
     for (what, ours, theirs), (test, p_level, p_zero) in zip(pairs, corrected(tests), strict=True):
-        each = tuple(float(one - other) for one, other in zip(ours, theirs, strict=True))
-        said = describe(test, p_level, p_zero, len(each))
-        verdicts.append(PaperVerdict(what, "", mean_and_spread(each), said, f"{test.interval.mean:+.2f}", each))
+        differences = tuple(float(first - second) for first, second in zip(ours, theirs, strict=True))
+        verdict = describe(test, p_level, p_zero, len(differences))
+        verdicts.append(
+            PaperVerdict(what, "", mean_and_spread(differences), verdict, f"{test.interval.mean:+.2f}", differences)
+        )
     return verdicts
 
 
@@ -243,12 +245,12 @@ def compared_with_first(runs: Mapping[str, Runs], metric: str, dense_bits: int |
     rounds = reference[0]["rounds"]
     full = first if dense_bits is None else [float(rounds * dense_bits)] * len(COUNTS)
     verdicts = []
-    for what, each in runs.items():
-        up, down = (sum(run[column] for run in each) / len(each) for column in COUNTS)
+    for what, of_setting in runs.items():
+        up, down = (sum(run[column] for run in of_setting) / len(of_setting) for column in COUNTS)
         traffic = f"uplink smaller by {full[0] / up:.3g}, total by {sum(full) / (up + down):.3g}"
-        difference, said = compared.get(what, ("", "reference"))
-        ours = accuracies(each, metric)
-        verdicts.append(PaperVerdict(what, "", mean_and_spread(ours), f"{said}; {traffic}", difference, ours))
+        difference, verdict = compared.get(what, ("", "reference"))
+        ours = accuracies(of_setting, metric)
+        verdicts.append(PaperVerdict(what, "", mean_and_spread(ours), f"{verdict}; {traffic}", difference, ours))
     return verdicts
 
 
