@@ -254,10 +254,10 @@ def rounds(
     task = loaded.task(load_checked(loaded.data_source))
     run = Run(loaded, loaded.secured_algorithm, task)
     loaded.backend.check(run)
-    said = False
+    warned = False
     for outcome in loaded.backend.run(run, start(run)):
-        if outcome.record.clients and not outcome.record.delivered and not said:
-            said = True
+        if outcome.record.clients and not outcome.record.delivered and not warned:
+            warned = True
             cause = why_in_vain(loaded, vars(outcome.ledger))
             logger.warning("round %d: no upload was used: %s", outcome.record.round, cause)
         yield outcome
@@ -341,7 +341,7 @@ def site(
     from narrowcast.benchmarking.solve_grid import read_grid, solve_folders
 
     given = _found(solve_folders(_folder(output)) if runs is None else runs, output, CONFIG)
-    grid = read_grid([each if isinstance(each, Path) else each.folder for each in given], metrics)
+    grid = read_grid([run if isinstance(run, Path) else run.folder for run in given], metrics)
     goals = TOLERANCES if tolerances is None else tolerances, WITHIN if within is None else within
     return write_site(grid, Path(folder), *goals)
 
@@ -351,15 +351,15 @@ def _found(runs: Any, output: str | Path, file: str = RESULT) -> list[Any]:
     given = [runs] if isinstance(runs, str | Path | FinishedRun) else runs
     if not isinstance(given, Iterable):
         raise UserError(f"{shown(runs)} is not a run; give its name, its folder, a result, or a list of these")
-    found: dict[Path, Any] = {}
-    for each in given:
-        if isinstance(each, str | Path):
-            found |= {folder.resolve(): folder for folder in find_runs([each], _folder(output), file)}
-        elif isinstance(each, FinishedRun):
-            found[each.folder.resolve()] = each
+    by_folder: dict[Path, Any] = {}
+    for run in given:
+        if isinstance(run, str | Path):
+            by_folder |= {folder.resolve(): folder for folder in find_runs([run], _folder(output), file)}
+        elif isinstance(run, FinishedRun):
+            by_folder[run.folder.resolve()] = run
         else:
-            raise UserError(f"{shown(each)} is not a run; give its name, its folder, or a result")
-    return list(found.values())
+            raise UserError(f"{shown(run)} is not a run; give its name, its folder, or a result")
+    return list(by_folder.values())
 
 
 def tune(

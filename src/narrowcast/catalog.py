@@ -158,8 +158,8 @@ SOLVERS = Registry(
 )
 
 REGISTRIES: Mapping[str, Registry] = {
-    each.name: each
-    for each in (
+    registry.name: registry
+    for registry in (
         *(ALGORITHMS, CODECS, DATA, PARTITIONS, MODELS, LOSSES, METRICS, TRAININGS, LEARNING_RATE_SCHEDULES),
         FLEETS,
         *(CHANNELS, DOWNLINKS, ALLOCATIONS),

@@ -17,10 +17,10 @@ REGISTRIES: Mapping[str, Registry] = {**OF_EXPERIMENTS, "sampler": SAMPLERS, "pr
 _NEURAL_NETWORK = "narrowcast.platform.models.neural_network:NeuralNetwork"
 
 
-def registry_of(found: object, spec: str) -> Registry:
+def registry_of(cls: object, spec: str) -> Registry:
     """Return the registry whose contract, or class of the catalog, a class extends; raise `UserError` without one."""
-    extended = [registry for registry in REGISTRIES.values() if registry.is_extended_by(found)]
-    if not extended and isinstance(found, type) and _NEURAL_NETWORK in map(spec_of, found.__mro__):
+    extended = [registry for registry in REGISTRIES.values() if registry.is_extended_by(cls)]
+    if not extended and isinstance(cls, type) and _NEURAL_NETWORK in map(spec_of, cls.__mro__):
         extended = [REGISTRIES["model"]]  # whose contract asks for no base class
     if len(extended) != 1:
         raise UserError(f"{spec} extends no class that has a kind; say its own with --kind: {', '.join(REGISTRIES)}")

@@ -145,17 +145,17 @@ class Chunk:
     relayed: Any = None
     secrets: Arrays = field(default_factory=dict, repr=False)
 
-    def take(self, places: IntArray) -> Chunk:
-        """Return the clients at these places of the chunk, in that order; `relayed` and `secrets` stay behind."""
+    def take(self, indices: IntArray) -> Chunk:
+        """Return the clients at these indices of the chunk, in that order; `relayed` and `secrets` stay behind."""
 
         def of(values: NDArray[Any] | None) -> Any:
-            return None if values is None else values[places]
+            return None if values is None else values[indices]
 
         return Chunk(
             self.round_index,
             self.index,
-            self.clients[places],
-            {name: values[places] for name, values in self.state.items()},
+            self.clients[indices],
+            {name: values[indices] for name, values in self.state.items()},
             *map(of, (self.budget_bits, self.lost, self.epochs, self.draws)),
         )
 
@@ -310,7 +310,7 @@ class ClientLedger:
         none, nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
         parts = [cls(none, none, none, none, np.empty(0), nothing), *parts]
         order = np.argsort(np.concatenate([part.client for part in parts]))
-        return cls(*(np.concatenate([getattr(part, each.name) for part in parts])[order] for each in fields(cls)))
+        return cls(*(np.concatenate([getattr(part, column.name) for part in parts])[order] for column in fields(cls)))
 
     @classmethod
     def without_results(cls, clients: IntArray) -> ClientLedger:

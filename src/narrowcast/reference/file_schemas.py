@@ -90,9 +90,9 @@ def _document(schema: Schema, title: str) -> Schema:
     waiting = [schema, *definitions.values()]
     while waiting:
         for name in sorted(set(_registries_in(waiting.pop())) - definitions.keys()):
-            found = _definitions_of(REGISTRIES[name])
-            waiting.extend(each for key, each in found.items() if key not in definitions)
-            definitions |= found
+            kinds = _definitions_of(REGISTRIES[name])
+            waiting.extend(definition for key, definition in kinds.items() if key not in definitions)
+            definitions |= kinds
     whole = {**schema, "$defs": dict(sorted(definitions.items()))}
     _refer(whole)
     return {"$schema": _DRAFT, **whole, "title": title, "$comment": f"narrowcast schema, version {__version__}"}
@@ -124,9 +124,9 @@ def _definitions_of(registry: Registry) -> dict[str, Schema]:
 def _schema_of(model: type[BaseModel]) -> Schema:
     """Return pydantic's schema with units, and without the titles that it makes from the names."""
     schema = model.model_json_schema()
-    for each in (schema, *schema.get("$defs", {}).values()):
-        each.pop("title", None)
-        for name, field in each.get("properties", {}).items():
+    for part in (schema, *schema.get("$defs", {}).values()):
+        part.pop("title", None)
+        for name, field in part.get("properties", {}).items():
             _without_titles(field)
             if unit := unit_of(name, field):
                 field["unit"] = unit
@@ -154,11 +154,11 @@ def _refer(schema: Any) -> None:
 def _sections_in(schema: Any) -> Iterator[dict[str, Any]]:
     """Yield every section of a schema that is not a value of an experiment."""
     if isinstance(schema, list):
-        for each in schema:
-            yield from _sections_in(each)
+        for entry in schema:
+            yield from _sections_in(entry)
     if not isinstance(schema, dict):
         return
     yield schema
-    for key, each in schema.items():
+    for key, entry in schema.items():
         if key not in ("default", "const", "enum", "examples"):
-            yield from _sections_in(each)
+            yield from _sections_in(entry)

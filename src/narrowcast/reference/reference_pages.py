@@ -60,25 +60,25 @@ def type_of(field: Schema, root: str) -> str:
     if choices := field.get("anyOf", field.get("oneOf")):
         return " or ".join(dict.fromkeys(type_of(choice, root) for choice in choices))
     if "enum" in field:
-        return ", ".join(in_yaml(each) for each in field["enum"])
+        return ", ".join(in_yaml(value) for value in field["enum"])
     match field.get("type"):
         case "array":
             items = field.get("prefixItems", [field.get("items", {})])
-            said = "list of " + " and ".join(dict.fromkeys(type_of(each, root) for each in items))
+            text = "list of " + " and ".join(dict.fromkeys(type_of(item, root) for item in items))
         case "object":
             values = field.get("additionalProperties")
-            said = f"section of {type_of(values, root)}" if isinstance(values, Mapping) else "section"
-        case found:
-            said = _WORDS.get(found, str(found)) + _range(field)
-    return said
+            text = f"section of {type_of(values, root)}" if isinstance(values, Mapping) else "section"
+        case kind:
+            text = _WORDS.get(kind, str(kind)) + _range(field)
+    return text
 
 
 def _range(field: Schema) -> str:
     if {"minimum", "maximum"} <= field.keys():
         return f" from {_power(field['minimum'])} to {_power(field['maximum'])}"
     bounds = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-    said = [f"{sign} {_power(field[key])}" for key, sign in bounds if key in field]
-    return " " + " and ".join(said) if said else ""
+    limits = [f"{sign} {_power(field[key])}" for key, sign in bounds if key in field]
+    return " " + " and ".join(limits) if limits else ""
 
 
 def _power(bound: float) -> str:
@@ -104,11 +104,11 @@ def references(schema: Any) -> Iterator[str]:
     if isinstance(schema, Mapping):
         if "$ref" in schema:
             yield str(schema["$ref"]).removeprefix(_DEFS)
-        for each in schema.values():
-            yield from references(each)
+        for value in schema.values():
+            yield from references(value)
     elif isinstance(schema, list):
-        for each in schema:
-            yield from references(each)
+        for value in schema:
+            yield from references(value)
 
 
 def prose(text: str) -> str:
@@ -217,8 +217,8 @@ def reference_pages() -> dict[str, str]:
         kinds = {kind: registry.resolve(kind) for kind in registry.known()}
         pages[f"{name}/index.md"] = _registry_page(registry, title, section, kinds)
         index += f"| [`{section}`]({name}/index.md) | {', '.join(f'[{k}]({name}/{k}.md)' for k in kinds)} |\n"
-        for kind, found in kinds.items():
-            pages[f"{name}/{kind}.md"] = _kind_page(registry, kind, found, definitions)
+        for kind, cls in kinds.items():
+            pages[f"{name}/{kind}.md"] = _kind_page(registry, kind, cls, definitions)
     files = "".join(f"{name.capitalize()} files <{name}>\n" for name in ("experiment", "solve", "benchmark", "study"))
     kinds_by_section = "".join(f"{section} <{name}/index>\n" for name, (_, _, section) in _TITLES.items())
     pages["index.md"] = f"{index}{_TREE}{files}{kinds_by_section}```\n"
@@ -239,7 +239,7 @@ _RUN_OF_A_STUDY = {
 
 def _registry_page(registry: Registry, title: str, section: str, kinds: dict[str, type[BaseModel]]) -> str:
     default = f" The kind may be left out: `{registry.default}` is the default." if registry.default else ""
-    rows = "\n".join(f"| [`{kind}`]({kind}.md) | {_cell(_summary(found))} |" for kind, found in kinds.items())
+    rows = "\n".join(f"| [`{kind}`]({kind}.md) | {_cell(_summary(cls))} |" for kind, cls in kinds.items())
     text = (
         f"# {title}\n\n`{section}` in a file takes one of the kinds below, an entry point of the group `narrowcast`, "
         f"or a class of your own as `package.module:Class` (see [plugins](../../plugins.md)).{default}\n\n"
@@ -248,18 +248,18 @@ def _registry_page(registry: Registry, title: str, section: str, kinds: dict[str
     return text + _TREE + "".join(f"{kind} <{kind}>\n" for kind in kinds) + "```\n"
 
 
-def _kind_page(registry: Registry, kind: str, found: type[BaseModel], definitions: dict[str, Schema]) -> str:
+def _kind_page(registry: Registry, kind: str, cls: type[BaseModel], definitions: dict[str, Schema]) -> str:
     namespace = next((name for name, of in REGISTRY_NAMES.items() if of == registry.name), None)
-    python = f" In Python: `nc.{namespace}.{found.__name__}`." if namespace else ""
-    title, one, section = _TITLES[registry.name]
-    text = f"# {kind}: {one}\n\nA kind of `{section}` in a file ([{title.lower()}](index.md)).{python}\n\n"
+    python = f" In Python: `nc.{namespace}.{cls.__name__}`." if namespace else ""
+    title, phrase, section = _TITLES[registry.name]
+    text = f"# {kind}: {phrase}\n\nA kind of `{section}` in a file ([{title.lower()}](index.md)).{python}\n\n"
     text += (
-        f"{_doc(found)}\n\n"
+        f"{_doc(cls)}\n\n"
         + _by_data(registry, kind)
         + _fields(definitions[f"{registry.name}.{kind}"], definitions, "../")
     )
-    module = inspect.getdoc(sys.modules[found.__module__]) or ""
-    sources = [each for each in module.split("\n\n") if each.startswith("Reference")]
+    module = inspect.getdoc(sys.modules[cls.__module__]) or ""
+    sources = [paragraph for paragraph in module.split("\n\n") if paragraph.startswith("Reference")]
     return text + "".join(f"\n\n{prose(source)}\n" for source in sources)
 
 
@@ -284,12 +284,12 @@ def _fields(schema: Schema, definitions: dict[str, Schema], root: str) -> str:
     return text
 
 
-def _doc(found: type[BaseModel]) -> str:
-    return prose(inspect.getdoc(found) or "")
+def _doc(cls: type[BaseModel]) -> str:
+    return prose(inspect.getdoc(cls) or "")
 
 
-def _summary(found: type[BaseModel]) -> str:
-    return _doc(found).split("\n")[0]
+def _summary(cls: type[BaseModel]) -> str:
+    return _doc(cls).split("\n")[0]
 
 
 def _cell(text: str) -> str:

@@ -93,8 +93,8 @@ def not_a_mapping(values: Any) -> str:
 def explained(model: type[BaseModel], error: ValidationError, values: Any, folders: list[Path]) -> str:
     """Return in one line what is wrong with the values of a model; kinds are imported from the folders."""
     # A misspelt key first: it is why another is missing.
-    found = sorted(_causes(error.errors()), key=lambda problem: problem["type"] != "extra_forbidden")
-    problems = _joined([_explain(model, dict(problem), values, folders) for problem in found])
+    errors = sorted(_causes(error.errors()), key=lambda problem: problem["type"] != "extra_forbidden")
+    problems = _joined([_explain(model, dict(problem), values, folders) for problem in errors])
     more = f" (and {len(problems) - _ERRORS_SHOWN} more)" if len(problems) > _ERRORS_SHOWN else ""
     return "; ".join(problems[:_ERRORS_SHOWN]) + more
 
@@ -139,7 +139,7 @@ def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folde
         case "extra_forbidden":
             known = sorted(owner.model_fields)
             word = path.split(".")[-1]
-            others = [kind for kind, each in (registry or {}).items() if word in each.model_fields]
+            others = [kind for kind, model_of_kind in (registry or {}).items() if word in model_of_kind.model_fields]
             elsewhere = f"; a field of the kind {' and '.join(others)}" if others else ""
             return f"{path} is unknown; known here: {', '.join(known)}{elsewhere or suggest(word, known)}"
         case "union_tag_invalid":
@@ -150,27 +150,28 @@ def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folde
             known, kind = context["known"].split(","), context["kind"]
             return f'{path}.kind = "{kind}" is unknown; known: {", ".join(known)}{suggest(kind, known)}'
         case "kind_refused":
-            said = context["problem"].removeprefix(context["kind"]).removeprefix(" ")
-            message = f"{path}.kind = {context['kind']}: {said}"
+            reason = context["problem"].removeprefix(context["kind"]).removeprefix(" ")
+            message = f"{path}.kind = {context['kind']}: {reason}"
         case "union_tag_not_found" | "kind_missing":
             kinds = ", ".join(context.get("known", "").split(",")[:3])
             message = f"{path}.kind is missing; add kind: ..." + (f", such as {kinds}" if kinds else "")
         case "missing":
             message = f"{path} is missing"
         case _:
-            said = _FIRST_WORDS.sub("", _SHOULD.get(problem["type"]) or problem["msg"])
-            names_its_field = bool(path) and said.startswith(f"{path}.")
-            message = said if names_its_field or not path else f"{_with_value(path, got)}: {said}"
+            reason = _FIRST_WORDS.sub("", _SHOULD.get(problem["type"]) or problem["msg"])
+            names_its_field = bool(path) and reason.startswith(f"{path}.")
+            message = reason if names_its_field or not path else f"{_with_value(path, got)}: {reason}"
     return message
 
 
-def _causes(found: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+def _causes(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Return the errors without those of lists that are too short because an element is wrong."""
-    places = [each["loc"] for each in found]
+    locations = [error["loc"] for error in errors]
     return [
-        each
-        for each in found
-        if each["type"] != "too_short" or not any(place[: len(each["loc"])] == each["loc"] != place for place in places)
+        error
+        for error in errors
+        if error["type"] != "too_short"
+        or not any(location[: len(error["loc"])] == error["loc"] != location for location in locations)
     ]
 
 
@@ -191,8 +192,8 @@ def _joined(problems: list[str]) -> list[str]:
     """Return the problems with those of one value, such as an alternative of a union each, in one."""
     merged: dict[str, str] = {}
     for problem in problems:
-        subject, separator, said = problem.partition(": should be ")
-        merged[subject] = f"{merged[subject]}, or {said}" if separator and subject in merged else problem
+        subject, separator, alternative = problem.partition(": should be ")
+        merged[subject] = f"{merged[subject]}, or {alternative}" if separator and subject in merged else problem
     return list(merged.values())
 
 
@@ -257,7 +258,7 @@ def inside(values: Any, step: int | str) -> Any:
 
 def registries_in(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[Registry]:
     """Yield the registries that a field's type and metadata name."""
-    yield from (each for each in (annotation, *metadata) if isinstance(each, Registry))
+    yield from (candidate for candidate in (annotation, *metadata) if isinstance(candidate, Registry))
     for part in get_args(annotation):
         yield from registries_in(part)
 
@@ -277,7 +278,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
         elif isinstance(value, list | tuple) and any(isinstance(entry, Mapping) for entry in value):
-            flat |= flatten({str(place): each for place, each in enumerate(value)}, f"{prefix}{key}.")
+            flat |= flatten({str(index): entry for index, entry in enumerate(value)}, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat
@@ -332,8 +333,8 @@ class Defaults:
         if field is None:
             return False
         return _registry(field) is not None or any(
-            each == dict[str, Any] or (isinstance(each, type) and issubclass(each, BaseModel))
-            for each in _members(field.annotation)
+            part == dict[str, Any] or (isinstance(part, type) and issubclass(part, BaseModel))
+            for part in _members(field.annotation)
         )
 
     def _field(self, values: Any, keys: Sequence[str]) -> FieldInfo | None:
@@ -360,15 +361,15 @@ def _registry(field: FieldInfo) -> Registry | None:
 def _members(annotation: Any) -> Iterator[Any]:
     """Yield a type, or the alternatives of a union, but nothing from inside lists and mappings."""
     if get_origin(annotation) in (Union, UnionType, Annotated):
-        for each in get_args(annotation):
-            yield from _members(each)
+        for part in get_args(annotation):
+            yield from _members(part)
     else:
         yield annotation
 
 
 def _plain(default: Any, registry: Registry | None) -> Any:
     if isinstance(default, tuple | list):
-        return [_plain(each, registry) if isinstance(each, BaseModel) else deepcopy(each) for each in default]
+        return [_plain(entry, registry) if isinstance(entry, BaseModel) else deepcopy(entry) for entry in default]
     if not isinstance(default, BaseModel):
         return deepcopy(default) if isinstance(default, dict) else None
     values = default.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})
@@ -428,29 +429,29 @@ def set_value(values: Any, path: str, value: Any, defaults: Defaults | None = No
     """
     root, keys = values, path.split(".")
     for depth, key in enumerate(keys[:-1]):
-        place = _place(values, key, path)
-        present = inside(values, place) if isinstance(values, dict) or place < len(values) else None
+        at = _place(values, key, path)
+        present = inside(values, at) if isinstance(values, dict) or at < len(values) else None
         following = keys[depth + 1]
         if isinstance(present, str):
             present = {"kind": present}
         if not isinstance(present, dict | list):
-            found = None if defaults is None else defaults.at(root, keys[: depth + 1])
-            present = found if isinstance(found, dict | list) else {}
+            default = None if defaults is None else defaults.at(root, keys[: depth + 1])
+            present = default if isinstance(default, dict | list) else {}
         if isinstance(present, dict) and following.isdecimal() and "kind" in present:
             present = [present]
-        _set(values, place, present)
+        _set(values, at, present)
         values = present
-    place = _place(values, keys[-1], path)
-    if place == "kind" and values.get("kind", value) != value:
+    at = _place(values, keys[-1], path)
+    if at == "kind" and values.get("kind", value) != value:
         values.clear()  # the fields of one kind mean nothing to another
-    _set(values, place, value)
+    _set(values, at, value)
 
 
-def _set(values: Any, place: Any, value: Any) -> None:
-    if isinstance(values, list) and place == len(values):
+def _set(values: Any, at: Any, value: Any) -> None:
+    if isinstance(values, list) and at == len(values):
         values.append(value)
     else:
-        values[place] = value
+        values[at] = value
 
 
 def _place(values: Any, key: str, path: str) -> Any:

@@ -67,11 +67,11 @@ class Registry(Mapping[str, type[BaseModel]]):
     needs: frozenset[str] = frozenset()
 
     def __getitem__(self, kind: str) -> type[BaseModel]:
-        found = self.kinds[kind]
-        if isinstance(found, str):
-            module, _, name = found.partition(":")
+        listed = self.kinds[kind]
+        if isinstance(listed, str):
+            module, _, name = listed.partition(":")
             return getattr(import_module(f"{plugins.GROUP}.{module}"), name)
-        return found
+        return listed
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.kinds)
@@ -82,9 +82,9 @@ class Registry(Mapping[str, type[BaseModel]]):
     def __hash__(self) -> int:
         return id(self)
 
-    def is_extended_by(self, found: Any) -> bool:
+    def is_extended_by(self, candidate: Any) -> bool:
         """Return whether a class extends the contract, or a class of the catalog."""
-        bases = found.__mro__ if isinstance(found, type) else ()
+        bases = candidate.__mro__ if isinstance(candidate, type) else ()
         return any(base is self.contract or self._in_catalog(base) is not None for base in bases)
 
     def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
@@ -101,41 +101,41 @@ class Registry(Mapping[str, type[BaseModel]]):
         """Return the kinds that have a name: those of the catalog and of entry points."""
         return [*self.kinds, *plugins.entry_points(self.name)]
 
-    def checked(self, found: Any, spec: str) -> type[BaseModel]:
+    def checked(self, candidate: Any, spec: str) -> type[BaseModel]:
         """Return the class, or raise `UserError` that says why it is not of this kind."""
-        if self._in_catalog(found) is not None:
-            return found
+        if self._in_catalog(candidate) is not None:
+            return candidate
         article = "an" if self.name[0] in "aeiou" else "a"
-        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+        if not (isinstance(candidate, type) and issubclass(candidate, BaseModel)):
             raise UserError(f"{spec} is not a pydantic model, as {article} {self.name} has to be")
         is_base = not is_protocol(self.contract)
-        if is_base and not issubclass(found, self.contract):
+        if is_base and not issubclass(candidate, self.contract):
             raise UserError(f"{spec} is not {article} {self.name}: it has to extend {self.contract.__name__}")
-        needed = found.__abstractmethods__ if is_base else members(self.contract) - _members_of(found)
-        if missing := needed | (self.needs - _members_of(found)):
+        needed = candidate.__abstractmethods__ if is_base else members(self.contract) - _members_of(candidate)
+        if missing := needed | (self.needs - _members_of(candidate)):
             raise UserError(f"{spec} is not {article} {self.name}: it lacks {', '.join(sorted(missing))}")
-        if not found.model_config.get("frozen") or found.model_config.get("extra") != "forbid":
+        if not candidate.model_config.get("frozen") or candidate.model_config.get("extra") != "forbid":
             raise UserError(f'{spec} needs model_config = ConfigDict(frozen=True, extra="forbid")')
-        field = found.model_fields.get("kind")
+        field = candidate.model_fields.get("kind")
         own = "" if field is None else str(field.default)
         if field is None or own in self.kinds:
             was = "has no kind" if field is None else f"has the kind {own!r} of {self[own].__name__}"
             raise UserError(f'{spec} {was}; give it its own, such as kind: Literal["mine"] = "mine"')
-        return found
+        return candidate
 
     def kind_of(self, model: BaseModel) -> str:
         """Return the kind that resolves to this object's class."""
-        found = type(model)
-        if (kind := self._in_catalog(found)) is not None:
+        cls = type(model)
+        if (kind := self._in_catalog(cls)) is not None:
             return kind
-        spec = spec_of(found)
+        spec = spec_of(cls)
         return next((kind for kind, entry in plugins.entry_points(self.name).items() if entry == spec), spec)
 
     def names(self) -> dict[str, str]:
         """Return the name of each class of the catalog by its kind, without importing it."""
         return {
-            kind: found.partition(":")[2] if isinstance(found, str) else found.__name__
-            for kind, found in self.kinds.items()
+            kind: listed.partition(":")[2] if isinstance(listed, str) else listed.__name__
+            for kind, listed in self.kinds.items()
         }
 
     def summaries(self) -> dict[str, str]:
@@ -150,11 +150,12 @@ class Registry(Mapping[str, type[BaseModel]]):
             summaries[kind] = text.partition("\n\n")[0].replace("\n", " ")
         return summaries
 
-    def _in_catalog(self, found: Any) -> str | None:
+    def _in_catalog(self, candidate: Any) -> str | None:
         """Return the kind of a class of the catalog, None for any other object."""
-        spec = spec_of(found) if isinstance(found, type) else ""
+        spec = spec_of(candidate) if isinstance(candidate, type) else ""
         return next(
-            (kind for kind, known in self.kinds.items() if known is found or f"{plugins.GROUP}.{known}" == spec), None
+            (kind for kind, known in self.kinds.items() if known is candidate or f"{plugins.GROUP}.{known}" == spec),
+            None,
         )
 
     def class_of(self, value: Any, folders: Iterable[Any] = ()) -> type[BaseModel] | None:
@@ -185,14 +186,14 @@ class Registry(Mapping[str, type[BaseModel]]):
             raise PydanticCustomError("kind_missing", "kind is missing; known: {known}", {"known": known})
         kind = str(section["kind"])
         try:
-            found = self.resolve(kind, _folders_of(info))
+            cls = self.resolve(kind, _folders_of(info))
         except UnknownKindError as error:
             context = {"kind": kind, "known": ",".join(error.known)}
             raise PydanticCustomError("kind_unknown", "kind is unknown; known: {known}", context) from error
         except UserError as error:
             raise PydanticCustomError("kind_refused", "{problem}", {"problem": str(error), "kind": kind}) from error
-        fields = {name: each for name, each in section.items() if name != "kind"}
-        return found.model_validate(fields, context=info.context)
+        fields = {name: field_value for name, field_value in section.items() if name != "kind"}
+        return cls.model_validate(fields, context=info.context)
 
     def _write(self, model: BaseModel, info: core_schema.SerializationInfo) -> dict[str, Any]:
         values = model.model_dump(mode=info.mode)
@@ -235,7 +236,7 @@ def plain_values(value: Any) -> Any:
             fields["kind"] = f"{module}:{type(value).__qualname__}"
         return fields
     if isinstance(value, Mapping):
-        return {str(key): plain_values(each) for key, each in value.items()}
+        return {str(key): plain_values(entry) for key, entry in value.items()}
     if isinstance(value, Path):
         return str(value)
     if (listed := getattr(value, "tolist", None)) is not None:  # an array or a number of NumPy or torch
@@ -274,9 +275,9 @@ def members(contract: type) -> set[str]:
     return {name for name in names if not name.startswith("_")} - _OF_EVERY_MODEL - set(dir(BaseModel))
 
 
-def spec_of(found: type) -> str:
+def spec_of(cls: type) -> str:
     """Return the `module:Class` of a class."""
-    return f"{found.__module__}:{found.__qualname__}"
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 @cache
@@ -288,6 +289,6 @@ def _docstrings(module: str) -> dict[str, str]:
     return {node.name: ast.get_docstring(node) or "" for node in classes}
 
 
-def _members_of(found: Any) -> set[str]:
-    fields = found.model_fields if isinstance(found, type) and issubclass(found, BaseModel) else ()
-    return {*dir(found), *fields}
+def _members_of(candidate: Any) -> set[str]:
+    fields = candidate.model_fields if isinstance(candidate, type) and issubclass(candidate, BaseModel) else ()
+    return {*dir(candidate), *fields}

@@ -40,8 +40,8 @@ _loaded: dict[str, Path] = {}  # as sys.modules is: what this process imported, 
 def entry_points(registry: str) -> Mapping[str, str]:
     """Return kind -> module:Class of the installed packages' entry points for one registry."""
     prefix = f"{registry}."
-    found = importlib.metadata.entry_points(group=GROUP)
-    return {each.name.removeprefix(prefix): each.value for each in found if each.name.startswith(prefix)}
+    points = importlib.metadata.entry_points(group=GROUP)
+    return {point.name.removeprefix(prefix): point.value for point in points if point.name.startswith(prefix)}
 
 
 def load(spec: str, folders: Iterable[Path] = ()) -> Any:
@@ -60,17 +60,17 @@ def load_installed(spec: str, folders: Iterable[Path] = ()) -> Any:
     if not all(part.isidentifier() for part in (*path.split("."), *name.split("."))):
         raise UserError(f'"{spec}" is not a class; write package.module:Class')
     module = _import(path, list(folders))
-    found: Any = module
+    member: Any = module
     for part in name.split("."):
         try:
-            found = getattr(found, part)
+            member = getattr(member, part)
         except AttributeError as error:
-            there = sorted(each for each, value in vars(module).items() if _is_class_of(value, path))
+            classes = sorted(name for name, value in vars(module).items() if _is_class_of(value, path))
             raise UserError(
-                f"{path} ({module.__file__}) has no {name}; its classes: {', '.join(there) or 'none'}"
+                f"{path} ({module.__file__}) has no {name}; its classes: {', '.join(classes) or 'none'}"
             ) from error
     record(path)
-    return found
+    return member
 
 
 def _is_class_of(value: Any, module: str) -> bool:
@@ -79,7 +79,7 @@ def _is_class_of(value: Any, module: str) -> bool:
 
 def _import(path: str, folders: list[Path]) -> ModuleType:
     top = path.partition(".")[0]
-    source = next((each for folder in folders if (each := _source_in(folder, top)) is not None), None)
+    source = next((candidate for folder in folders if (candidate := _source_in(folder, top)) is not None), None)
     if source is not None:
         _make_importable(top, source)
     try:
@@ -128,14 +128,14 @@ def _make_importable(top: str, source: Path) -> None:
         spec = importlib.util.find_spec(top)
         # Python's own processes, and Ray's, put the current directory before everything else.
         origin = None if spec is None or spec.origin is None else Path(spec.origin)
-        found = _source_in(Path.cwd(), top) or (origin and _top_of(origin))
+        clash = _source_in(Path.cwd(), top) or (origin and _top_of(origin))
     else:
         file = vars(loaded).get("__file__")
-        found = None if file is None else _top_of(Path(file))
-    if found == source or (found is not None and _contents(found) == _contents(source)):
+        clash = None if file is None else _top_of(Path(file))
+    if clash == source or (clash is not None and _contents(clash) == _contents(source)):
         return
     raise UserError(
-        f"{source}: another module is called {top} too ({found or 'of Python itself'}) and would be imported in its "
+        f"{source}: another module is called {top} too ({clash or 'of Python itself'}) and would be imported in its "
         "place; rename one of them, or start a new process from another folder"
     )
 
@@ -160,7 +160,7 @@ def record(module: str) -> None:
 def _is_installed(file: Path) -> bool:
     if not {"site-packages", "dist-packages"}.isdisjoint(file.parts):  # an environment may add those of another
         return True
-    return any(file.is_relative_to(sysconfig.get_path(each)) for each in ("purelib", "platlib", "stdlib"))
+    return any(file.is_relative_to(sysconfig.get_path(scheme)) for scheme in ("purelib", "platlib", "stdlib"))
 
 
 def loaded() -> list[Path]:
@@ -178,11 +178,11 @@ def files_of(values: Any, folders: Iterable[Path] = ()) -> dict[str, Path]:
 
     Modules are those that this process took plugins from, else those in the folders; none is imported here.
     """
-    places = list(folders)
+    searched = list(folders)
     tops = {}
     for top in (spec.partition(":")[0].partition(".")[0] for spec in specs_in(values)):
-        found = (each for folder in places if (each := _source_in(folder, top)) is not None)
-        if (source := _loaded.get(top) or next(found, None)) is not None:
+        sources = (candidate for folder in searched if (candidate := _source_in(folder, top)) is not None)
+        if (source := _loaded.get(top) or next(sources, None)) is not None:
             tops[top] = source
     return {path: file for source in _with_imported(tops, _imports).values() for path, file in _files(source).items()}
 
@@ -219,17 +219,17 @@ def specs_in(values: Any) -> Iterator[str]:
 
 def _with_imported(tops: Mapping[str, Path], imports: Callable[[Path], set[str]]) -> dict[str, Path]:
     """Return these modules and those beside them that they import, at the top of a file or inside a function."""
-    found: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
     queue = list(tops.items())
     while queue:
         top, source = queue.pop()
-        if top in found:
+        if top in modules:
             continue
-        found[top] = source
+        modules[top] = source
         for file in _files(source).values():
             names = imports(file) if file.suffix == ".py" else ()
             queue += [(name, beside) for name in names if (beside := _source_in(source.parent, name)) is not None]
-    return dict(sorted(found.items()))
+    return dict(sorted(modules.items()))
 
 
 def _imports(file: Path) -> set[str]:
@@ -259,7 +259,7 @@ def _files(source: Path) -> dict[str, Path]:
     """Return the files of a module or package by their path below its parent folder."""
     if source.is_file():
         return {source.name: source}
-    files = (each for each in own_files(source) if "__pycache__" not in each.parts)
+    files = (file for file in own_files(source) if "__pycache__" not in file.parts)
     return {str(file.relative_to(source.parent)): file for file in files}
 
 

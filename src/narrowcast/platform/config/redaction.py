@@ -87,8 +87,8 @@ def hide_secrets(address: str) -> str:
     Parameters of harmless names stay, up to the first other one, whose value may go on after it. A text without `://`,
     such as a path, is returned as it is.
     """
-    scheme, found, _ = address.partition("://")
-    if not found:
+    scheme, separator, _ = address.partition("://")
+    if not separator:
         return address
     try:
         in_database = scheme.partition("+")[0].lower() in _DATABASES
@@ -126,14 +126,14 @@ def redact(text: str) -> str:
 
 def redact_values(values: T) -> T:
     """Return nested plain values with every text in them redacted."""
-    found: Any = values
+    redacted: Any = values
     if isinstance(values, str):
-        found = redact(values)
+        redacted = redact(values)
     elif isinstance(values, Mapping):
-        found = {key: redact_values(value) for key, value in values.items()}
+        redacted = {key: redact_values(value) for key, value in values.items()}
     elif isinstance(values, list | tuple):
-        found = type(values)(redact_values(value) for value in values)
-    return found
+        redacted = type(values)(redact_values(value) for value in values)
+    return redacted
 
 
 def _hide_match(match: re.Match[str]) -> str:
@@ -212,7 +212,7 @@ def _parameters(query: str) -> str:
 
 def _fragment(fragment: str) -> str:
     """Return a fragment that is the place in a page, such as `/runs?page=2`, else nothing of it."""
-    place, mark, query = fragment.partition("?")
+    path, mark, query = fragment.partition("?")
     if not fragment or fragment == HIDDEN:
         return fragment
-    return f"{place}{mark}{_parameters(query)}" if re.fullmatch(r"/[\w/.-]*", place) else HIDDEN
+    return f"{path}{mark}{_parameters(query)}" if re.fullmatch(r"/[\w/.-]*", path) else HIDDEN

@@ -93,16 +93,16 @@ class StoreAddress:
         of_user = self.named_by == "user" or _is_environments(self.uri)
         return of_user and host_of(self.uri) in {host_of(url)} - {None}
 
-    def may_keep_files_at(self, place: str) -> bool:
+    def may_keep_files_at(self, address: str) -> bool:
         """Return whether the files of a run may go to a place that the store has named."""
         if self.named_by != "folder":
             return True
-        if (path := local_path(place)) is not None:
+        if (path := local_path(address)) is not None:
             own = local_path(self.uri)
             return own is not None and path.is_relative_to(own.parent if self.uri.startswith("sqlite:") else own)
-        parts = urlsplit(place)
+        parts = urlsplit(address)
         through_store = parts.scheme == "mlflow-artifacts" and parts.netloc in ("", urlsplit(self.uri).netloc)
-        return through_store or host_of(self.uri) in {host_of(place)} - {None}
+        return through_store or host_of(self.uri) in {host_of(address)} - {None}
 
     def say_what_is_withheld(self, remedy: str) -> None:
         """Log once that the credentials of the environment are not sent, if there are any, and how to send them."""
@@ -166,13 +166,13 @@ def local_path(address: str) -> Path | None:
 
     An address of SQLite with options, which may lead elsewhere, is another one.
     """
-    scheme, found, rest = address.partition(":")
+    scheme, colon, rest = address.partition(":")
     if scheme == "sqlite":
         database = rest.removeprefix("///")
         return None if "?" in database else Path(database).resolve()
-    if found and scheme != "file":
+    if colon and scheme != "file":
         return None
-    return Path(unquote(urlparse(address).path if found else address)).resolve()  # as MLflow reads them
+    return Path(unquote(urlparse(address).path if colon else address)).resolve()  # as MLflow reads them
 
 
 def _environments() -> str:

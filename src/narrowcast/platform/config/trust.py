@@ -56,8 +56,8 @@ def remedy(folder: Path) -> str:
 
 def is_trusted(folder: Path) -> bool:
     """Return whether the folder, or one above it, is trusted."""
-    place = folder.resolve()
-    return any(place.is_relative_to(trusted) for trusted in trusted_folders())
+    resolved = folder.resolve()
+    return any(resolved.is_relative_to(trusted) for trusted in trusted_folders())
 
 
 def trusted_folders() -> list[Path]:
@@ -72,22 +72,22 @@ def trusted_folders() -> list[Path]:
 
 def trust_folder(folder: Path) -> Path:
     """Trust a folder; return its path. Raise `UserError` if there is no such folder, or if it is the root."""
-    place = folder.resolve()
-    if not place.is_dir():
+    resolved = folder.resolve()
+    if not resolved.is_dir():
         raise UserError(f"{folder} is not a folder; name the folder of your experiments")
-    if place == Path(place.anchor) or "\n" in str(place):
-        raise UserError(f"{place} cannot be trusted as a whole; name the folder of your experiments")
-    _write([*(path for path in trusted_folders() if path != place), place])
-    return place
+    if resolved == Path(resolved.anchor) or "\n" in str(resolved):
+        raise UserError(f"{resolved} cannot be trusted as a whole; name the folder of your experiments")
+    _write([*(path for path in trusted_folders() if path != resolved), resolved])
+    return resolved
 
 
 def forget_folder(folder: Path) -> Path:
     """Trust a folder no longer; return its path. Raise `UserError` if it is not among those that are trusted."""
-    place, known = folder.resolve(), trusted_folders()
-    if place not in known:
-        raise UserError(f"{place} is not trusted; trusted: {', '.join(map(str, known)) or 'none'}")
-    _write([path for path in known if path != place])
-    return place
+    resolved, known = folder.resolve(), trusted_folders()
+    if resolved not in known:
+        raise UserError(f"{resolved} is not trusted; trusted: {', '.join(map(str, known)) or 'none'}")
+    _write([path for path in known if path != resolved])
+    return resolved
 
 
 def _settings() -> Path:
@@ -137,7 +137,7 @@ class ScopedSettings:
 
     def _apply(self) -> None:
         users = {name: os.environ.get(name) for name in self._variables}
-        self._variables_before = {name: each for name, each in users.items() if self._forced or each is None}
+        self._variables_before = {name: value for name, value in users.items() if self._forced or value is None}
         os.environ.update({name: self._variables[name] for name in self._variables_before})
         self._levels_before = {name: logging.getLogger(name).level for name in self._log_levels}
         for name, level in self._log_levels.items():

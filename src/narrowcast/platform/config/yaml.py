@@ -42,9 +42,9 @@ def read_yaml(text: str, origin: str) -> Any:
     except (YAMLError, ValueError, TypeError) as error:  # a tagged number or date that is not one; a mapping as a key
         marked = error if isinstance(error, MarkedYAMLError) else None
         mark = marked.problem_mark if marked else None
-        place = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
+        where = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
         problem = str((marked.problem if marked else None) or error).splitlines()[0]
-        raise UserError(f"{place}: not valid YAML: {problem}; correct the file") from error
+        raise UserError(f"{where}: not valid YAML: {problem}; correct the file") from error
 
 
 def write_yaml(values: Mapping[str, Any], target: Path | TextIO) -> None:
@@ -67,8 +67,8 @@ def _load_limited(text: str, origin: str) -> Any:
         return yaml.load(text)
     except _LimitError as error:
         mark = error.event.start_mark
-        place = f"{origin}, line {mark.line + 1}, column {mark.column + 1}"
-        raise UserError(f"{place}: {error.problem}; shorten the file") from None
+        where = f"{origin}, line {mark.line + 1}, column {mark.column + 1}"
+        raise UserError(f"{where}: {error.problem}; shorten the file") from None
 
 
 class _LimitError(Exception):

@@ -100,8 +100,8 @@ def make_chunks(
     ]
 
 
-def _ascending(places: IntArray, cohort: IntArray) -> IntArray:
-    return places[np.argsort(cohort[places])]
+def _ascending(indices: IntArray, cohort: IntArray) -> IntArray:
+    return indices[np.argsort(cohort[indices])]
 
 
 logger = logging.getLogger(__name__)
@@ -144,10 +144,10 @@ def _train_chunk(run: Run, broadcast: Arrays, chunk: Chunk) -> ChunkResult:
 
 def _train_each(run: Run, broadcast: Arrays, chunk: Chunk) -> None:
     """Train each client by itself until one fails; raise `RunFailed` that names it."""
-    for place in range(len(chunk.clients)):
-        one = chunk.take(np.array([place]))
-        with naming_round(one.round_index, one.clients):
-            run.algorithm.train(broadcast, one, run.task)
+    for index in range(len(chunk.clients)):
+        alone = chunk.take(np.array([index]))
+        with naming_round(alone.round_index, alone.clients):
+            run.algorithm.train(broadcast, alone, run.task)
 
 
 @contextmanager
@@ -168,8 +168,8 @@ def naming_round(round_index: int, clients: IntArray | None = None) -> Iterator[
                 "lower chunk_size, training.batch_size or training.epochs, and start the run again"
             ) from error
         logger.debug("round %d", round_index, exc_info=error)
-        place = ", ".join((f"round {round_index}", *_shown(clients), *_steps_of(error)))
-        raise RunFailed(f"{place}: {said(error)}") from error
+        where = ", ".join((f"round {round_index}", *_shown(clients), *_steps_of(error)))
+        raise RunFailed(f"{where}: {said(error)}") from error
 
 
 def _is_of_memory(error: BaseException) -> bool:
@@ -225,33 +225,39 @@ def train_together(work: Sequence[tuple[Run, Sequence[TrainingCall]]]) -> list[l
     failures: dict[int, RunFailed] = {}
     for index in range(max(map(len, chunks))):
         present = [
-            (place, each[index]) for place, each in enumerate(chunks) if index < len(each) and place not in failures
+            (run_index, calls[index])
+            for run_index, calls in enumerate(chunks)
+            if index < len(calls) and run_index not in failures
         ]
         try:
-            for place, result in _train_present(present):
-                results[place].append(result)
+            for run_index, result in _train_present(present):
+                results[run_index].append(result)
         except RunFailed as error:
             if isinstance(error, UnresumableFailure):
                 raise
-            for place, each in present:
-                del results[place][index:]
+            for run_index, chunk_call in present:
+                del results[run_index][index:]
                 try:
-                    results[place].append(_train_chunk(each.run, each.broadcast, each.chunk))
+                    results[run_index].append(_train_chunk(chunk_call.run, chunk_call.broadcast, chunk_call.chunk))
                 except RunFailed as own:
-                    failures[place] = own
-    return [failures.get(place, found) for place, found in enumerate(results)]
+                    failures[run_index] = own
+    return [failures.get(run_index, of_run) for run_index, of_run in enumerate(results)]
 
 
 def _train_present(present: Sequence[tuple[int, _ChunkCall]]) -> Iterator[tuple[int, ChunkResult]]:
     """Train a chunk of each run as one program; yield the place of each run with its result."""
     if not present:
         return
-    everybody = np.concatenate([each.chunk.clients for _, each in present])
+    everybody = np.concatenate([chunk_call.chunk.clients for _, chunk_call in present])
     with naming_round(present[0][1].chunk.round_index, everybody):
-        calls = {place: found for place, each in present if (found := each.local_calls()) is not None}
+        calls = {
+            run_index: trainings
+            for run_index, chunk_call in present
+            if (trainings := chunk_call.local_calls()) is not None
+        }
         updates: dict[int, Sequence[LocalUpdates]] = {}
-        if every := [call for found in calls.values() for call in found]:
+        if every := [call for trainings in calls.values() for call in trainings]:
             trained = iter(every[0].task.training.train_together(every))
-            updates = {place: list(islice(trained, len(found))) for place, found in calls.items()}
-        for place, each in present:
-            yield place, each.result(updates.get(place))
+            updates = {run_index: list(islice(trained, len(trainings))) for run_index, trainings in calls.items()}
+        for run_index, chunk_call in present:
+            yield run_index, chunk_call.result(updates.get(run_index))

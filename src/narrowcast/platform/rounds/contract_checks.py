@@ -22,8 +22,8 @@ _SHOWN = 3
 
 def method_of(value: Any, method: str) -> str:
     """Return the name of a method as errors give it, such as my_methods:FedAvgM.step."""
-    found = type(value)
-    return f"{'' if is_own(value) else f'{found.__module__}:'}{found.__qualname__}.{method}"
+    cls = type(value)
+    return f"{'' if is_own(value) else f'{cls.__module__}:'}{cls.__qualname__}.{method}"
 
 
 @contextmanager
@@ -56,18 +56,18 @@ def check_like(arrays: Any, wanted: Arrays, method: str, of: str, *, any_shape: 
 
     More names are allowed.
     """
-    found = check_arrays(arrays, method)
-    if missing := [name for name in wanted if name not in found]:
+    checked = check_arrays(arrays, method)
+    if missing := [name for name in wanted if name not in checked]:
         raise UserError(f"{method} returned no {_listed(missing)}, which {of} did; return all of them")
     for name, values in wanted.items():
-        if found[name].dtype != values.dtype:
+        if checked[name].dtype != values.dtype:
             raise UserError(
-                f"{method} returned {found[name].dtype} for {name}, {of} {values.dtype}; convert it by "
+                f"{method} returned {checked[name].dtype} for {name}, {of} {values.dtype}; convert it by "
                 f".astype({str(values.dtype)!r})"
             )
-        if found[name].shape != values.shape and not any_shape:
+        if checked[name].shape != values.shape and not any_shape:
             raise UserError(
-                f"{method} returned the shape {list(found[name].shape)} for {name}, {of} {list(values.shape)}"
+                f"{method} returned the shape {list(checked[name].shape)} for {name}, {of} {list(values.shape)}"
             )
 
 

@@ -131,7 +131,7 @@ class Tiers(Section):
         tier[generator(seed, "fleet").permutation(n_clients)] = tier_of_place
 
         def column(name: str) -> NDArray[np.float64]:
-            return np.array([float(getattr(each, name)) for each in self.tiers])[tier]
+            return np.array([float(getattr(tier_profile, name)) for tier_profile in self.tiers])[tier]
 
         return Profiles(
             np.arange(n_clients),

@@ -151,7 +151,7 @@ def _read(path: Path, n_clients: int, modified: int, size: int) -> _Availability
     return _AvailabilityRows(
         starts=np.cumsum(counts) - counts,
         time=np.array([time for entry in ordered for time in entry.times]),
-        available=np.array([there for entry in ordered for there in entry.available]),
+        available=np.array([is_available for entry in ordered for is_available in entry.available]),
     )
 
 

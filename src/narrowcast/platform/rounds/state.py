@@ -109,14 +109,14 @@ class InFlight:
 
     def take(self, rows: IntArray | BoolArray | slice) -> Self:
         """Return some of the clients."""
-        return type(self)(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
+        return type(self)(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
     def merged(self, others: Self) -> Self:
         """Return these clients and others in order."""
         both = type(self)(
             **{
-                each.name: np.concatenate([getattr(self, each.name), getattr(others, each.name)])
-                for each in fields(self)
+                column.name: np.concatenate([getattr(self, column.name), getattr(others, column.name)])
+                for column in fields(self)
             }
         )
         return both.take(np.lexsort((both.client, both.arrives_at)))
@@ -147,14 +147,14 @@ class AsyncState:
             if name.startswith(_VERSION):
                 version, _, tensor = name.removeprefix(_VERSION).partition("/")
                 broadcasts.setdefault(int(version), {})[tensor] = arrays[name]
-        in_flight = InFlight(**{each.name: arrays[_CLIENTS + each.name] for each in fields(InFlight)})
+        in_flight = InFlight(**{column.name: arrays[_CLIENTS + column.name] for column in fields(InFlight)})
         return cls(in_flight, broadcasts, int(arrays[_DISPATCHED][0]))
 
     def to_arrays(self) -> Arrays:
         """Return the state as the arrays of a checkpoint."""
         return {
             _DISPATCHED: np.array([self.dispatched]),
-            **{_CLIENTS + each.name: getattr(self.in_flight, each.name) for each in fields(InFlight)},
+            **{_CLIENTS + column.name: getattr(self.in_flight, column.name) for column in fields(InFlight)},
             **{
                 f"{_VERSION}{version}/{name}": values
                 for version, tensors in self.broadcasts.items()
@@ -258,7 +258,7 @@ class Run:
             "secure": self.algorithm.secure_sums is not None,
             "schedule = buffered": self.plan.schedule.kind == "buffered",
         }
-        if some := [name for name, there in others.items() if there]:
+        if some := [name for name, present in others.items() if present]:
             raise UserError(
                 f"{setting}: with {' and '.join(some)} the average of variances may be negative; leave that out, or "
                 "set model.statistics = local"

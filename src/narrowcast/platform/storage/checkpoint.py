@@ -92,13 +92,13 @@ class Kept(NamedTuple, Generic[StateT]):
 
 
 def save_checkpoint(
-    place: str | Path, state: KeptState, digest: str, keep: int = KEPT, *, data_sha256: str = ""
+    address: str | Path, state: KeptState, digest: str, keep: int = KEPT, *, data_sha256: str = ""
 ) -> None:
     """Write the state of a run with the digests of its configuration and of its data, and keep the last few.
 
     Raise `OSError`.
     """
-    folder = CheckpointStore.at(place)
+    folder = CheckpointStore.at(address)
     with defer_signals():
         tensors, metadata = state.packed()
         ours = {"config": digest, "data": data_sha256, "format": _FORMAT}
@@ -106,15 +106,15 @@ def save_checkpoint(
         folder.keep_last(keep, state.step)
 
 
-def prune_checkpoints(place: str | Path, state: KeptState, keep: int) -> None:
+def prune_checkpoints(address: str | Path, state: KeptState, keep: int) -> None:
     """Remove what a crash between a checkpoint and the removal of earlier ones has left; raise `OSError`."""
     with defer_signals():
-        CheckpointStore.at(place).keep_last(keep, state.step)
+        CheckpointStore.at(address).keep_last(keep, state.step)
 
 
-def remove_checkpoints(place: str | Path) -> None:
+def remove_checkpoints(address: str | Path) -> None:
     """Remove all checkpoints, and their folder if it is on this machine; raise `OSError`."""
-    folder = CheckpointStore.at(place)
+    folder = CheckpointStore.at(address)
     with defer_signals():
         folder.remove_all_but([])
         if isinstance(folder.files, LocalFileSystem):
@@ -126,25 +126,27 @@ class NoCheckpointError(UserError):
 
 
 def load_checkpoint(
-    place: str | Path, kind: type[StateT], reached: int | None = None, journal: str = ""
+    address: str | Path, kind: type[StateT], reached: int | None = None, journal: str = ""
 ) -> Kept[StateT]:
     """Return the last undamaged state, of this kind.
 
     States after step `reached`, the last one in the run's journal, are not used; `journal` describes it in an error.
     Raise `UserError` if there is no state to return, `NoCheckpointError` if there never was one.
     """
-    folder = CheckpointStore.at(place)
+    folder = CheckpointStore.at(address)
     try:
         names = folder.checkpoints()
     except OSError as error:
-        raise UserError(f"the checkpoints in {place} cannot be read ({error}); make them readable, or wait") from error
+        raise UserError(
+            f"the checkpoints in {address} cannot be read ({error}); make them readable, or wait"
+        ) from error
     if not names:
-        raise NoCheckpointError(f"no checkpoint in {place}; the run stopped before its first one, start it again")
+        raise NoCheckpointError(f"no checkpoint in {address}; the run stopped before its first one, start it again")
     usable = [name for name in names if reached is None or _step(name) <= reached]
     if not usable:
         steps = ", ".join(str(_step(name)) for name in names)
         raise UserError(
-            f"{journal}, before the checkpoints in {place} ({kind.step_name}s {steps}); start the run again"
+            f"{journal}, before the checkpoints in {address} ({kind.step_name}s {steps}); start the run again"
         )
     refused = [
         f"{kind.step_name} {_step(name)} is not in the journal" for name in reversed(names) if name not in usable
@@ -155,14 +157,14 @@ def load_checkpoint(
             refused.append(f"{name} is damaged ({saved.problem})")
             continue
         for problem in refused:
-            logger.warning("%s: %s; going on from %s %d", place, problem, kind.step_name, saved.step)
+            logger.warning("%s: %s; going on from %s %d", address, problem, kind.step_name, saved.step)
         return Kept(saved.state, saved.digest, saved.data_sha256)
-    raise UserError(f"{place}: {'; '.join(refused)}; delete the run's folder and start it again")
+    raise UserError(f"{address}: {'; '.join(refused)}; delete the run's folder and start it again")
 
 
-def read_checkpoints(place: str | Path, kind: type[StateT]) -> Iterator[Checkpoint[StateT]]:
+def read_checkpoints(address: str | Path, kind: type[StateT]) -> Iterator[Checkpoint[StateT]]:
     """Yield all checkpoints of states of this kind, damaged ones too, oldest first."""
-    folder = CheckpointStore.at(place)
+    folder = CheckpointStore.at(address)
     yield from (_read(folder, name, kind) for name in folder.checkpoints())
 
 
@@ -174,17 +176,17 @@ def _read(folder: CheckpointStore, name: str, kind: type[StateT]) -> Checkpoint[
         return Checkpoint(_step(name), None, problem=str(error))
 
 
-def check_place(place: str | Path) -> None:
+def check_place(address: str | Path) -> None:
     """Raise `UserError` if a new run cannot write its checkpoints there, or if another run has."""
     try:
-        folder = CheckpointStore.at(place)
+        folder = CheckpointStore.at(address)
         folder.write_empty(probe := f"{_OURS[0]}probe")
         folder.remove(probe)
         taken = folder.checkpoints()
     except OSError as error:
-        raise UserError(f"checkpoint_path: cannot write to {place} ({error}); give another") from error
+        raise UserError(f"checkpoint_path: cannot write to {address} ({error}); give another") from error
     if taken:
-        raise UserError(f"checkpoint_path: {place} holds another run's checkpoints; give another, or another name")
+        raise UserError(f"checkpoint_path: {address} holds another run's checkpoints; give another, or another name")
 
 
 @dataclass(frozen=True)
@@ -195,15 +197,17 @@ class CheckpointStore:
     path: str
 
     @classmethod
-    def at(cls, place: str | Path) -> CheckpointStore:
-        """Return the folder at a place.
+    def at(cls, address: str | Path) -> CheckpointStore:
+        """Return the folder at an address.
 
         Raise `UserError` if the protocol is unknown or its package is not installed.
         """
         try:
-            files, path = file_system(str(place))
+            files, path = file_system(str(address))
         except (ValueError, ImportError) as error:
-            raise UserError(f"checkpoint_path = {place}: {error}; give a folder, or a URL that fsspec knows") from error
+            raise UserError(
+                f"checkpoint_path = {address}: {error}; give a folder, or a URL that fsspec knows"
+            ) from error
         return cls(files, path)
 
     def checkpoints(self) -> list[str]:
@@ -317,8 +321,8 @@ def _sha256(path: Path) -> str:
 
 def _unpacked(path: Path, name: str, kind: type[StateT]) -> Kept[StateT]:
     """Return the state of a file; raise `ValueError`, `KeyError` or `SafetensorError` if it is not what was saved."""
-    if (found := _sha256(path)) != name.split(".")[1]:
-        raise ValueError(f"its {path.stat().st_size} bytes have another sha256, {found[:12]}...")
+    if (sha256 := _sha256(path)) != name.split(".")[1]:
+        raise ValueError(f"its {path.stat().st_size} bytes have another sha256, {sha256[:12]}...")
     tensors, metadata = read_tensors(path)
     if metadata.get("format") != _FORMAT:
         raise ValueError(f'format "{metadata.get("format")}"; this version reads {_FORMAT}')

@@ -113,7 +113,7 @@ def expand_home(path: str | Path) -> Path:
 
 def make_folders(path: Path, mode: int = 0o777) -> None:
     """Create a folder durably, with those above it that are missing; `mode` is that of the last one."""
-    missing = takewhile(lambda each: not each.is_dir(), (path, *path.parents))
+    missing = takewhile(lambda folder: not folder.is_dir(), (path, *path.parents))
     for parent_folder in reversed(list(missing)):
         try:
             disk().make_folder(parent_folder, mode if parent_folder == path else 0o777)
@@ -126,8 +126,8 @@ def make_folders(path: Path, mode: int = 0o777) -> None:
 def sync_all(paths: Iterable[Path]) -> None:
     """Sync files and then their folders, each once."""
     files = list(dict.fromkeys(paths))
-    for each in (*files, *dict.fromkeys(file.parent for file in files)):
-        disk().sync(each)
+    for path in (*files, *dict.fromkeys(file.parent for file in files)):
+        disk().sync(path)
 
 
 def remove_tree(folder: Path) -> None:

@@ -40,13 +40,13 @@ def own_file(folder: Path, name: str) -> Path:
 
 def own_files(folder: Path) -> list[Path]:
     """Return the files of the folder and of those below it, sorted, without links that lead out, which are logged."""
-    found = []
+    files = []
     for path in sorted(folder.rglob("*")):
         if leads_out(path, folder):
             warn_once(logger, f"{path} is a link to {_real(path)}, outside its folder, and is left out")
         elif path.is_file():
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 def check_shipped(files: Iterable[tuple[str, Path]], source: str, overrides: Iterable[str]) -> None:

@@ -179,7 +179,7 @@ def allow_signals() -> Iterator[None]:
             signal.signal(number, handler.chain()[-1].successor)
         _WAITING.clear()
         for number, handler in deferred.items():
-            arrived = [each for each in handler.chain() if each.arrived]
+            arrived = [link for link in handler.chain() if link.arrived]
             for waiting in arrived:
                 waiting.arrived = False
             if arrived:

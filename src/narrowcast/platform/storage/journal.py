@@ -69,24 +69,24 @@ def encoded(entry: Mapping[str, Any], before: bytes) -> tuple[bytes, bytes]:
 
 def read_lines(stream: Iterable[bytes]) -> Lines:
     """Return the lines of a file up to the first that is not intact or not of the next round or a later iteration."""
-    found = Lines()
+    lines = Lines()
     for number, line in enumerate(stream, start=1):
         if not line.endswith(b"\n"):
-            found.problem, found.incomplete = f"line {number} is incomplete", True
-            return found
+            lines.problem, lines.incomplete = f"line {number} is incomplete", True
+            return lines
         try:
             body, written = _parted(line[:-1])
-            row = _row(body, found.rows)
+            row = _row(body, lines.rows)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            found.problem = f"line {number}: {error}"
-            return found
-        checksum = _checksum(found.checksum, body)
+            lines.problem = f"line {number}: {error}"
+            return lines
+        checksum = _checksum(lines.checksum, body)
         if written != checksum:
-            found.problem = f"line {number}: its checksum is not that of the lines up to it"
-            return found
-        found.rows.append(row)
-        found.size, found.checksum = found.size + len(line), checksum
-    return found
+            lines.problem = f"line {number}: its checksum is not that of the lines up to it"
+            return lines
+        lines.rows.append(row)
+        lines.size, lines.checksum = lines.size + len(line), checksum
+    return lines
 
 
 def _row(body: bytes, before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _column(name: str, block: Sequence[Entry], profiles: Profiles, schema: pa.Sc
     if name == "round":
         return pa.array(np.repeat([entry["round"]["round"] for entry in block], [len(client) for client in clients]))
     if name == "uplink_bits_per_second":
-        return pa.array(profiles.uplink_bits_per_second[[client for each in clients for client in each]])
+        return pa.array(profiles.uplink_bits_per_second[[client for of_round in clients for client in of_round]])
     if name in block[0]["clients"]:
         return pa.array((value for entry in block for value in entry["clients"][name]), schema.field(name).type)
     measured = [entry.get(CLIENT_METRICS_KEY, {}).get(name) for entry in block]
@@ -349,19 +349,19 @@ class Journal:
         To be called by the thread that appends.
         """
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             if not self.lines.size:
                 return
             changed = "was removed"
         else:
-            same = found.st_size == self.lines.size
-            if same and self._inode in (None, found.st_ino):
+            same = status.st_size == self.lines.size
+            if same and self._inode in (None, status.st_ino):
                 return
             if same and Journal.read(self.path.parent).lines.checksum == self.lines.checksum:
-                self._inode = found.st_ino  # put back, or on a file system that numbers its files anew
+                self._inode = status.st_ino  # put back, or on a file system that numbers its files anew
                 return
-            changed = f"was changed, and has {found.st_size:,} bytes where {self.lines.size:,} were written,"
+            changed = f"was changed, and has {status.st_size:,} bytes where {self.lines.size:,} were written,"
         raise RunFailed(
             f"{self.path} {changed} while the run was at work; put it back if you can, then resume the run, which "
             "needs the journal up to one of its checkpoints; otherwise start it again"
@@ -420,11 +420,11 @@ class Journal:
 
         Those of the clients are written block by block, since a large run's do not fit into memory.
         """
-        places = {}
+        paths = {}
         for name, (schema, blocks) in self._blocks(profiles).items():
-            places[name] = self.path.with_name(name)
-            disk().write_with(places[name], partial(_write_blocks, schema, blocks))
-        return places
+            paths[name] = self.path.with_name(name)
+            disk().write_with(paths[name], partial(_write_blocks, schema, blocks))
+        return paths
 
     def _blocks(self, profiles: Profiles) -> dict[str, tuple[pa.Schema, Iterable[pa.Table]]]:
         """Return the schema and the blocks of each table; blocks are made when they are asked for."""

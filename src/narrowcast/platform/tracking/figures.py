@@ -91,11 +91,11 @@ def accuracy_figure(rounds: pa.Table, cost: Cost, title: str, declared: LowerIsB
     if there is nothing else.
     """
     measured = [name for name in metrics_of(rounds.column_names) if len(curve(rounds, cost, f"test.{name}")[0])]
-    measured = [each for each in measured if each != "loss"] or measured
+    measured = [name for name in measured if name != "loss"] or measured
     if not measured:
         return None
-    shares = [each for each in measured if is_fraction(each, declared)]
-    grouped = [*([shares] if shares else []), *([each] for each in measured if each not in shares)][:_MOST_PANELS]
+    shares = [name for name in measured if is_fraction(name, declared)]
+    grouped = [*([shares] if shares else []), *([name] for name in measured if name not in shares)][:_MOST_PANELS]
     figure, panels = new_figure(title, panels=len(grouped))
     for axes, metrics in zip(panels, grouped, strict=True):
         _draw_metrics(axes, rounds, cost, metrics, declared)
@@ -111,8 +111,8 @@ def _draw_metrics(axes: Axes, rounds: pa.Table, cost: Cost, metrics: list[str], 
     unit = axis_unit(cost.units, last)
     percent = is_fraction(metrics[0], declared)
     scale = 100 if percent else 1
-    for place, metric in enumerate(metrics):
-        label, colour = metric_label(metric), METRICS.get(metric, ("", COLOURS[(place + 2) % len(COLOURS)]))[1]
+    for index, metric in enumerate(metrics):
+        label, colour = metric_label(metric), METRICS.get(metric, ("", COLOURS[(index + 2) % len(COLOURS)]))[1]
         x, y = curve(rounds, cost, f"validation.{metric}")
         if len(x):
             faint = axes.plot(x / unit.size, scale * y, "--", color=colour, linewidth=1, alpha=0.45)[0]
@@ -143,7 +143,7 @@ def client_figure(clients: pa.Table, title: str) -> Figure | None:
     A panel on which all participations would be the same is left out; None if both are.
     """
     chosen = column(clients, "rank").astype(np.int64)
-    ranks, place, counts = np.unique(chosen, return_inverse=True, return_counts=True)
+    ranks, group, counts = np.unique(chosen, return_inverse=True, return_counts=True)
     shares, colours = 100 * counts / counts.sum(), rank_colours(ranks)
     rate = column(clients, "uplink_bits_per_second") / 1e6
     sent = column(clients, "uplink_bits") / 8e3
@@ -170,7 +170,7 @@ def client_figure(clients: pa.Table, title: str) -> Figure | None:
         points = panels[-1]
         # The more participations share a rank, the fainter its points, so that rare ranks stay visible.
         colours[:, 3] = np.clip(3000 / counts, 0.12, 0.8)
-        points.scatter(rate[usable], sent[usable], s=8, c=colours[place[usable]], linewidths=0, rasterized=True)
+        points.scatter(rate[usable], sent[usable], s=8, c=colours[group[usable]], linewidths=0, rasterized=True)
         log_axis(points, rate[usable])
         points.set_ylim(bottom=min(0.0, points.get_ylim()[0]))
         points.set(xlabel="client's uplink rate (Mbit/s)", ylabel="uplink per participation (kB)")
@@ -252,7 +252,7 @@ def empty_figure(title: str, width: float, height: float) -> Figure:
 
 def add_panels(figure: Figure | SubFigure, rows: int, columns: int) -> list[Axes]:
     """Return axes in rows and columns, each with a light grid."""
-    axes = [figure.add_subplot(rows, columns, 1 + place) for place in range(rows * columns)]
+    axes = [figure.add_subplot(rows, columns, 1 + index) for index in range(rows * columns)]
     for axis in axes:
         axis.grid(color="0.9", linewidth=0.6)
         axis.set_axisbelow(True)
@@ -305,7 +305,7 @@ def client_metrics_figures(metrics: pa.Table, title: str, shares: FractionMetric
     percent = is_fraction(name, shares)
     scale = 100 if percent else 1
     if panels == 2:
-        by_round = [scale * values[(rounds == each) & np.isfinite(values)] for each in evaluated]
+        by_round = [scale * values[(rounds == number) & np.isfinite(values)] for number in evaluated]
         _draw_bands(axes[0], evaluated, by_round)
         axes[0].set(xlabel="round", ylabel=_axis_label(name, percent))
     last = scale * values[(rounds == evaluated[-1]) & np.isfinite(values)]
@@ -339,8 +339,8 @@ def percentiles(metrics: pa.Table, name: str, at: FloatArray) -> FloatArray | No
     finite = np.isfinite(values)
     if not finite.any():
         return None
-    found: FloatArray = np.percentile(values[finite & (rounds == rounds[finite].max())], at)
-    return found
+    levels: FloatArray = np.percentile(values[finite & (rounds == rounds[finite].max())], at)
+    return levels
 
 
 def _axis_label(name: str, percent: bool) -> str:
@@ -349,10 +349,10 @@ def _axis_label(name: str, percent: bool) -> str:
 
 def _draw_bands(axes: Axes, rounds: FloatArray, by_round: list[FloatArray]) -> None:
     for low, high, alpha in _BANDS:
-        edges = np.array([np.percentile(each, [low, high]) for each in by_round])
+        edges = np.array([np.percentile(values, [low, high]) for values in by_round])
         label = f"{low}th to {high}th percentile"
         axes.fill_between(rounds, edges[:, 0], edges[:, 1], color=BLUE, alpha=alpha, linewidth=0, label=label)
-    median, mean = (np.array([of(each) for each in by_round]) for of in (np.median, np.mean))
+    median, mean = (np.array([of(values) for values in by_round]) for of in (np.median, np.mean))
     dots = marker(rounds)
     axes.plot(rounds, median, color=BLUE, linewidth=1.8, marker=dots, markersize=3, label="median")
     axes.plot(rounds, mean, "--", color=VERMILLION, linewidth=1.5, marker=dots, markersize=3, label="mean")
@@ -404,9 +404,9 @@ def comparison_of_solves(tables: Mapping[str, pa.Table], costs: Sequence[Cost], 
         curves = {label: curve(table, cost, name) for label, table in tables.items()}
         drawn = {label: (x, y) for label, (x, y) in curves.items() if len(x)}
         unit = axis_unit(cost.units, max((x[-1] for x, _ in drawn.values()), default=1.0))
-        for place, (label, (x, y)) in enumerate(drawn.items()):
-            dashes = _DASHES[place // len(COLOURS) % len(_DASHES)]
-            line = axes.plot(x / unit.size, y, dashes, color=COLOURS[place % len(COLOURS)], linewidth=1.5)[0]
+        for index, (label, (x, y)) in enumerate(drawn.items()):
+            dashes = _DASHES[index // len(COLOURS) % len(_DASHES)]
+            line = axes.plot(x / unit.size, y, dashes, color=COLOURS[index % len(COLOURS)], linewidth=1.5)[0]
             line.set(marker=marker(x), markersize=3, label=label)
         if drawn and min(y.min() for _, y in drawn.values()) > 0:
             axes.set_yscale("log")

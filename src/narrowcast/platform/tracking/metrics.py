@@ -251,10 +251,10 @@ def metrics_of(names: Iterable[str], split: str = "test") -> list[str]:
     Statistics over clients are left out.
     """
     of_split = (name.removeprefix(f"{split}.") for name in names if name.startswith(f"{split}."))
-    found = dict.fromkeys(name for name in of_split if "." not in name)
-    known = [name for name in _PREFERRED if name in found]
-    own = [each for each in found if each not in (*_PREFERRED, "loss")]
-    return [*known, *own, *(["loss"] if "loss" in found else [])]
+    names_of_split = dict.fromkeys(name for name in of_split if "." not in name)
+    known = [name for name in _PREFERRED if name in names_of_split]
+    own = [name for name in names_of_split if name not in (*_PREFERRED, "loss")]
+    return [*known, *own, *(["loss"] if "loss" in names_of_split else [])]
 
 
 def primary_metric(names: Iterable[str]) -> str | None:
@@ -269,7 +269,7 @@ def _by_metric(value: Any) -> Any:
     """`test: {accuracy: 0.8}`, as an override writes it, is `test.accuracy: [0.8]`."""
     if not isinstance(value, Mapping):
         return value
-    return {name: each if isinstance(each, list | tuple) else [each] for name, each in flatten(value).items()}
+    return {name: entry if isinstance(entry, list | tuple) else [entry] for name, entry in flatten(value).items()}
 
 
 Targets = Annotated[
@@ -359,11 +359,11 @@ def target_costs(
 
     `declared`: the metrics that are declared as better when lower.
     """
-    found = []
+    reached = []
     for metric, values in targets.items():
         measured = [row for row in rows if row.get(metric) is not None]
         for value in values:
             first = next((row for row in measured if reaches(metric, row[metric], value, declared)), {})
             costs = {name: first.get(column) for name, column in kind.columns.items()}
-            found.append(kind(metric=metric, value=value, **costs))
-    return found
+            reached.append(kind(metric=metric, value=value, **costs))
+    return reached

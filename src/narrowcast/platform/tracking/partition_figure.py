@@ -34,9 +34,9 @@ def overview_png(partitions: Sequence[tuple[str, PartitionCounts]]) -> bytes:
     columns, rows = _n_panels(first), len(partitions)
     title = f"{first.name}: partitions over {len(first.examples):,} clients"
     figure = empty_figure(title, 5.25 * columns, 0.5 + 2.6 * rows)
-    for place, (kind, counts) in zip(figure.subfigures(rows, 1, squeeze=False)[:, 0], partitions, strict=True):
-        place.suptitle(kind, fontsize=10, fontweight="bold", x=0.02, ha="left")
-        _draw(place, add_panels(place, 1, columns), counts)
+    for subfigure, (kind, counts) in zip(figure.subfigures(rows, 1, squeeze=False)[:, 0], partitions, strict=True):
+        subfigure.suptitle(kind, fontsize=10, fontweight="bold", x=0.02, ha="left")
+        _draw(subfigure, add_panels(subfigure, 1, columns), counts)
     return as_png(figure, 110)
 
 
@@ -56,7 +56,7 @@ def _draw(figure: Figure | SubFigure, panels: Sequence[Axes], counts: PartitionC
         case "items":
             _draw_popularity(panels[0], np.asarray(counts.values))
         case "numbers":
-            _draw_numbers(panels[0], [np.asarray(each) for each in counts.values])
+            _draw_numbers(panels[0], [np.asarray(numbers) for numbers in counts.values])
         case "means":
             _draw_means(panels[0], np.asarray(counts.values))
     _draw_sizes(panels[-1], counts.examples)

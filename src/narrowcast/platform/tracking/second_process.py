@@ -222,8 +222,8 @@ def call(function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
 
 def serve(descriptor: int) -> None:
     """Answer the calls of the process at the other end until it ends."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     connection = Connection(descriptor)
     imported = {module: threading.Event() for module in (_STORE, _PARTITION, _FIGURES)}
     threading.Thread(target=_answer_all, args=(connection, imported), daemon=True).start()

@@ -149,7 +149,7 @@ def _host_credentials(host: str, **given: Any) -> MlflowHostCreds:
     """Return what MLflow connects to a host with; it asks for that before every request, artifacts included."""
     store = _called.get()
     if store is not None and not store.gets_credentials(host):
-        given = {key: each for key, each in given.items() if key not in _WITHHELD}
+        given = {key: text for key, text in given.items() if key not in _WITHHELD}
     return MlflowHostCreds(host, **given)
 
 
@@ -376,8 +376,8 @@ def open_run(
     try:
         experiment_id = _experiment_id(client, experiment, artifacts)
         for running in client.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
-            place, beside = running.data.tags.get(PLACE), folder.parent / str(running.info.run_name)
-            if place == place_of(folder) or (place == place_of(beside) and is_abandoned(beside, running.info.run_id)):
+            tag, beside = running.data.tags.get(PLACE), folder.parent / str(running.info.run_name)
+            if tag == place_of(folder) or (tag == place_of(beside) and is_abandoned(beside, running.info.run_id)):
                 client.set_terminated(running.info.run_id, "KILLED")
         about = {**tags, PLACE: place_of(folder), **origin_tags(name)}
         run = client.create_run(experiment_id, run_name=name, tags=about)

@@ -125,9 +125,9 @@ class StudyStore(BackgroundSender):
     def _run_id(self, trial: TrialRun) -> str:
         """Return the id of the trial's run, which another process of the study may have created."""
         if trial.key not in self._runs:
-            found = self._client.search_runs([self._experiment], f"{self._nested()} and tags.{_TRIAL} = '{trial.key}'")
+            runs = self._client.search_runs([self._experiment], f"{self._nested()} and tags.{_TRIAL} = '{trial.key}'")
             tags = {**origin_tags(trial.name), MLFLOW_PARENT_RUN_ID: self._parent, _TRIAL: trial.key}
-            run = found[0] if found else self._client.create_run(self._experiment, run_name=trial.name, tags=tags)
+            run = runs[0] if runs else self._client.create_run(self._experiment, run_name=trial.name, tags=tags)
             self._runs[trial.key] = run.info.run_id
         return self._runs[trial.key]
 
@@ -155,7 +155,7 @@ class StudyStore(BackgroundSender):
         return self._end(max(end - host_clock().monotonic(), _LAST_SECONDS)) and not self._waiting and not self._missed
 
     def _has(self, metric: str, step: int) -> bool:
-        return any(each.step == step for each in self._client.get_metric_history(self._parent, metric))
+        return any(point.step == step for point in self._client.get_metric_history(self._parent, metric))
 
     def finish(
         self,

@@ -60,10 +60,10 @@ def set_up_view(client: MlflowClient, experiment_id: str, measured: Iterable[str
     `measured` are the names of a run's metrics, as MLflow has them. Nothing is sent if nothing is new.
     """
     tags: Mapping[str, str] = client.get_experiment(experiment_id).tags
-    known = [each for each in tags.get(_MEASURED, "").split(",") if each]
+    known = [name for name in tags.get(_MEASURED, "").split(",") if name]
     new = list(measured)
     of_solve = _SOLVER_SECONDS in new
-    chosen = (each for each in new if (each not in ITERATION_COLUMNS and "_to." not in each) or each == _SOLVER_SECONDS)
+    chosen = (name for name in new if (name not in ITERATION_COLUMNS and "_to." not in name) or name == _SOLVER_SECONDS)
     metrics = list(dict.fromkeys((*known, *(chosen if of_solve else filter(_is_of_split, new)))))
     wanted = {_KIND: "custom_model_development", _MEASURED: ",".join(metrics), _VIEW: _encoded(view(metrics))}
     for key, value in wanted.items():
@@ -80,38 +80,38 @@ def view(metrics: Sequence[str]) -> dict[str, Any]:
     """Return the state of the UI's list of runs and of its charts."""
     if _SOLVER_SECONDS in metrics:
         return _view_of_solves([name for name in metrics if name != _SOLVER_SECONDS])
-    test = [f"test.{each}" for each in _ordered(metrics, "test")]
-    validation = [f"validation.{each}" for each in _ordered(metrics, "validation")]
-    columns = [f"params.`{each}`" for each in _PARAMS]
-    columns += [f"metrics.`{each}`" for each in (*(test or validation), *_COSTS)]
+    test = [f"test.{name}" for name in _ordered(metrics, "test")]
+    validation = [f"validation.{name}" for name in _ordered(metrics, "validation")]
+    columns = [f"params.`{param}`" for param in _PARAMS]
+    columns += [f"metrics.`{metric}`" for metric in (*(test or validation), *_COSTS)]
     against_costs = [name for name in test if name != "test.loss"] or test  # runs of several tasks share a store
     shown = [
         *((metric_label(_plain(name)), name, "step") for name in test),
         *(
-            (f"{metric_label(_plain(each))} by {_AGAINST[cost]}", each, cost)
-            for each in against_costs
+            (f"{metric_label(_plain(metric))} by {_AGAINST[cost]}", metric, cost)
+            for metric in against_costs
             for cost in _COSTS[:3]
         ),
     ]
     primary = (test or validation)[:1]
-    over_clients = [f"{each}.{statistic}" for each in primary for statistic in STATISTICS if statistic != CLIENTS]
+    over_clients = [f"{metric}.{statistic}" for metric in primary for statistic in STATISTICS if statistic != CLIENTS]
     sections = {
         "Test metrics": shown,
         "Metrics over clients": [
-            (metric_label(_plain(each)), each, "step") for each in over_clients if each in metrics
+            (metric_label(_plain(metric)), metric, "step") for metric in over_clients if metric in metrics
         ],
-        "Validation metrics": [(metric_label(_plain(each)), each, "step") for each in validation],
+        "Validation metrics": [(metric_label(_plain(metric)), metric, "step") for metric in validation],
         "Training loss": [("training loss", "loss", "step"), ("training loss by time", "loss", "simulated_seconds")],
-        "Costs": [(each.replace("_", " "), each, "step") for each in _COSTS],
+        "Costs": [(metric.replace("_", " "), metric, "step") for metric in _COSTS],
     }
     return _state(columns, {name: charts for name, charts in sections.items() if charts})
 
 
 def _view_of_solves(metrics: Sequence[str]) -> dict[str, Any]:
     """Return the state of the list of solves: their errors by iteration and against the time of the solver."""
-    metrics = sorted(metrics, key=lambda each: not _is_of_split(each))
-    columns = [f"params.`{each}`" for each in _PARAMS_OF_SOLVE]
-    columns += [f"metrics.`{each}`" for each in (*metrics, "residual", _SOLVER_SECONDS)]
+    metrics = sorted(metrics, key=lambda name: not _is_of_split(name))
+    columns = [f"params.`{param}`" for param in _PARAMS_OF_SOLVE]
+    columns += [f"metrics.`{name}`" for name in (*metrics, "residual", _SOLVER_SECONDS)]
     names = [*metrics, "residual"]
     sections = {
         "By iteration": [(metric_label(name), name, "step") for name in names],
@@ -130,9 +130,9 @@ def _state(
         "selectedColumns": ["attributes.`Duration`", *columns],
         "columnOrder": ["attributes.`Duration`", *columns],
         "compareRunCharts": [
-            _line(f"{section}-{place}", section, *chart, scale)
+            _line(f"{section}-{index}", section, *chart, scale)
             for section, charts in sections.items()
-            for place, chart in enumerate(charts)
+            for index, chart in enumerate(charts)
         ],
         "compareRunSections": [
             *(_section(name, shown=True) for name in sections),
