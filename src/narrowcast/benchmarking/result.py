@@ -64,10 +64,10 @@ class BenchmarkResult:
         heads = ["solver", "finished", "failed", "skipped", "waiting", *(target.split("/", 1)[1] for target in targets)]
         lines = []
         for solver in dict.fromkeys(row["solver"] for row in self.rows):
-            own = [row for row in self.rows if row["solver"] == solver]
-            states = Counter(row["state"] for row in own)
-            seconds = [row["solver_seconds"] for row in own if row["state"] == "finished"]
-            with_target = {target: [row[target] for row in own if target in row] for target in targets}
+            of_solver = [row for row in self.rows if row["solver"] == solver]
+            states = Counter(row["state"] for row in of_solver)
+            seconds = [row["solver_seconds"] for row in of_solver if row["state"] == "finished"]
+            with_target = {target: [row[target] for row in of_solver if target in row] for target in targets}
             reached = (f"{sum(values)} of {len(values)}" for values in with_target.values())
             shown = units.format_short_seconds(median(seconds)) if seconds else units.NOT_KNOWN
             counts = (str(states[state]) for state in ("finished", "failed", "skipped", "waiting"))

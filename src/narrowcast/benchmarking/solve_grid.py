@@ -211,10 +211,10 @@ def _labels(parts: Sequence[Settings]) -> list[str]:
         by_kind.setdefault(str(settings["kind"]), []).append(settings)
     differing = {kind: differing_settings(of_kind) for kind, of_kind in by_kind.items()}
 
-    def label(its: Settings) -> str:
-        kind, words = str(its["kind"]), [str(its["kind"])]
+    def label(of_part: Settings) -> str:
+        kind, words = str(of_part["kind"]), [str(of_part["kind"])]
         for path in differing[kind]:
-            if (value := its.get(path)) is None or value is False:
+            if (value := of_part.get(path)) is None or value is False:
                 continue
             section = path.partition(".")[0]
             values = {str(settings[path]) for settings in by_kind[kind] if path in settings}

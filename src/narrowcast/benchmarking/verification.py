@@ -27,8 +27,8 @@ def verify_benchmark(folder: Path, budget: Budget) -> Iterator[Check]:
     if is_looking() and (code := code_in(folder / FILE)):
         for run in sorted(path.parent for path in folder.glob(f"*/{CONFIG}")):
             yield _as_one(run.name, list(verify_folder(run, budget)))
-        rest = f"{code} is code of the benchmark's own, which looking does not run; {remedy(folder)}"
-        yield Check("everything else", skipped=rest)
+        reason = f"{code} is code of the benchmark's own, which looking does not run; {remedy(folder)}"
+        yield Check("everything else", skipped=reason)
         return
     yield from guarded(_checks(BenchmarkFolder(folder), load_benchmark(str(folder / FILE)), budget))
 
@@ -40,8 +40,8 @@ def _checks(folder: BenchmarkFolder, benchmark: Benchmark, budget: Budget) -> It
     for instance in benchmark.whole:
         entry = states.get(instance.name, {"state": "waiting", "reason": ""})
         if instance in recorded:
-            own = budget.shared_by(len(recorded))
-            yield _as_one(instance.name, list(guarded(_of_instance(folder.path, instance, own, memory))))
+            share = budget.shared_by(len(recorded))
+            yield _as_one(instance.name, list(guarded(_of_instance(folder.path, instance, share, memory))))
         elif entry["state"] == "skipped":
             yield _skipped(instance, memory)
         else:
@@ -69,8 +69,10 @@ def _ends(folder: BenchmarkFolder, benchmark: Benchmark, states: Mapping[str, Ma
 def _of_instance(folder: Path, instance: Instance, budget: Budget, memory: WorkerMemory) -> Iterator[Check]:
     run = folder / instance.name
     solve = load_solve(saved_config(run))
-    same = Instance(instance.problem, instance.solver, solve).digest() == instance.digest() and solve.name == run.name
-    yield Check(CONFIG, problem="" if same else f"it is not the instance of {FILE}")
+    is_instance = (
+        Instance(instance.problem, instance.solver, solve).digest() == instance.digest() and solve.name == run.name
+    )
+    yield Check(CONFIG, problem="" if is_instance else f"it is not the instance of {FILE}")
     with read_locked(run):
         yield from verify_solve(run, budget, memory.problem_of)
 

@@ -191,13 +191,13 @@ def submit(
 
     sent = submission.prepare(source, overrides, **job_options)
     job, started = submission.submit(sent, dashboard, send_package=send_package, say=click.echo)
-    again = f" (attempt {job.attempt})" if job.attempt > 1 else ""
+    attempt = f" (attempt {job.attempt})" if job.attempt > 1 else ""
     if started:
-        click.echo(f"{job.name}: submitted to {dashboard.address}{again}")
+        click.echo(f"{job.name}: submitted to {dashboard.address}{attempt}")
     elif job.over:
-        click.echo(f"{job.name}: finished already{again}; give another name with --id to run it once more")
+        click.echo(f"{job.name}: finished already{attempt}; give another name with --id to run it once more")
     else:
-        click.echo(f"{job.name}: running already{again}; joining it")
+        click.echo(f"{job.name}: running already{attempt}; joining it")
     if no_wait and not job.over:
         click.echo(f"follow it with: narrowcast jobs logs {job.name} --follow --address {dashboard.address}")
     if not no_wait:

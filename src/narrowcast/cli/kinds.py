@@ -51,11 +51,11 @@ def check(spec: str, fields: tuple[str, ...], kind: str | None, data: str | None
         reasons: list[str | None] = []
         for verdict in tested:
             assert not isinstance(verdict, str)
-            says, more = ("ok", "green"), verdict.note
+            says, remark = ("ok", "green"), verdict.note
             if verdict.reason is not None:
-                says, more = ("failed", "red"), "as above" if verdict.reason in reasons else verdict.reason
+                says, remark = ("failed", "red"), "as above" if verdict.reason in reasons else verdict.reason
             reasons.append(verdict.reason)
-            line = Text.assemble(f"  {verdict.law}: ", says, f": {more}" if more else "")
+            line = Text.assemble(f"  {verdict.law}: ", says, f": {remark}" if remark else "")
             console().print(line, highlight=False, soft_wrap=True)
     if failed := len(reasons) - reasons.count(None):
         raise RunFailed(f"{spec}: {failed} of {len(reasons)} laws do not hold")

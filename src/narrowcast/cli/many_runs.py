@@ -64,22 +64,24 @@ def tune(
         return
     paths = {"name": "name", "backend": "study.backend", "storage": "study.storage", "address": "study.address"}
     check_address_of(given["backend"], given["address"])
-    own = [f"{path}={given[option]}" for option, path in paths.items() if given[option] is not None]
+    by_options = [f"{path}={given[option]}" for option, path in paths.items() if given[option] is not None]
     if given["address"] is not None:
-        own.append("study.backend=ray")
+        by_options.append("study.backend=ray")
     if dry_run:
         with looking(Path(study).parent, trust=trust):
-            _print_estimate(load_study(study, [*overrides, *own]))
+            _print_estimate(load_study(study, [*overrides, *by_options]))
         return
-    file = load_study(study, [*overrides, *own])
+    file = load_study(study, [*overrides, *by_options])
     words = ["narrowcast", "tune", study, *overrides]
     for option in ("name", "backend", "address"):
         words += [f"--{option}", str(given[option])] if given[option] is not None else []
-    again = shlex.join([*words, "--output", str(output)]) + (" --storage ..." if given["storage"] is not None else "")
-    _run(file, output, again)
+    same_command = shlex.join([*words, "--output", str(output)]) + (
+        " --storage ..." if given["storage"] is not None else ""
+    )
+    _run(file, output, same_command)
 
 
-def _run(file: StudyFile, output: Path, again: str) -> None:
+def _run(file: StudyFile, output: Path, same_command: str) -> None:
     from narrowcast.platform.config.files import command
     from narrowcast.tuning.display import StudyDisplay
     from narrowcast.tuning.study import prepare_study, run_study
@@ -92,7 +94,7 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
         with StudyDisplay(file, prepared.client.n_trials, console()) as display:
             result = run_study(prepared, display)
     except KeyboardInterrupt:
-        raise RunFailed(f"interrupted; continue with: {again}") from None
+        raise RunFailed(f"interrupted; continue with: {same_command}") from None
     _print_result(file, result)
     for path in result.files:
         click.echo(path)
@@ -242,8 +244,8 @@ def benchmark(
     check_address_of(backend, address)
     kind = "ray" if address is not None or (workers or 1) > 1 else backend
     given = {"backend": kind, "workers": workers, "address": address}
-    own = [f"{name}={value}" for name, value in given.items() if value is not None]
-    chosen = load_benchmark(benchmark, [*overrides, *own]).only(problems, solvers)
+    by_options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    chosen = load_benchmark(benchmark, [*overrides, *by_options]).only(problems, solvers)
     prepared = prepare_benchmark(chosen, output, retry=retry)
     folder, terminal = prepared.folder.path, console()
     if done := len(chosen.instances) - len(prepared.left):
@@ -367,7 +369,7 @@ def reproduce(
     words += ["--rounds", str(rounds)] if rounds else []
     words += ["--jobs", str(jobs)] if jobs else []
     words += ["--backend", backend] if backend != "local" else []
-    again = shlex.join([*words, *(["--address", address] if address else [])])
+    same_command = shlex.join([*words, *(["--address", address] if address else [])])
     at_once = jobs or os.cpu_count() or 1
     ray = None
     if backend == "ray":
@@ -386,9 +388,9 @@ def reproduce(
             if keep:
                 table_of.keep(output, results or target.results)
     except RunFailed as error:
-        raise RunFailed(f"{error} [{again}]") from error
+        raise RunFailed(f"{error} [{same_command}]") from error
     except KeyboardInterrupt:
-        raise RunFailed(f"interrupted; resume with: {again}") from None
+        raise RunFailed(f"interrupted; resume with: {same_command}") from None
     console().print(verdict_table(done.title, done.verdicts))
     for line in (*done.notes, *map(str, done.files)):
         click.echo(line)

@@ -51,8 +51,8 @@ def sync(names: tuple[str, ...], output: Path, tracking_uri: str | None) -> None
             continue
         click.echo(f"{folder.name}: {sent} rounds sent, MLflow is up to date")
     if refused:
-        others = f" ({len(refused) - 1} more of {len(folders)} runs were not sent)" if len(refused) > 1 else ""
-        raise UserError(f"{refused[0]}{others}")
+        more_refused = f" ({len(refused) - 1} more of {len(folders)} runs were not sent)" if len(refused) > 1 else ""
+        raise UserError(f"{refused[0]}{more_refused}")
 
 
 @click.command()

@@ -81,15 +81,15 @@ def reach(address: str) -> Dashboard:
     answer = _get(address, "/api/version")
     try:
         version = str(answer.json()["ray_version"])
-        parsed, ours = Version(version), Version(installed("ray"))
+        parsed, installed_version = Version(version), Version(installed("ray"))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{address} answers, but is not a Ray dashboard; give that of the head, http://HEAD:8265"
         ) from error
-    if parsed.release[:2] != ours.release[:2]:
+    if parsed.release[:2] != installed_version.release[:2]:
         raise UserError(
-            f"the cluster at {address} runs Ray {version}, this machine Ray {ours}; "
-            f"pip install ray=={version} here, or start the cluster with {ours}"
+            f"the cluster at {address} runs Ray {version}, this machine Ray {installed_version}; "
+            f"pip install ray=={version} here, or start the cluster with {installed_version}"
         )
     return Dashboard(address, version)
 

@@ -130,10 +130,10 @@ class RayJobs:
 
     async def _tail(self, job: RayJob, seen: int, say: Callable[[str], None]) -> int:
         """Call `say` with whole lines after the first `seen`, while the connection lasts; return the lines seen."""
-        number, rest = 0, ""
+        number, part = 0, ""
         try:
             async for text in self._client.tail_job_logs(job.submission_id):
-                *lines, rest = (rest + text).split("\n")
+                *lines, part = (part + text).split("\n")
                 for line in lines:
                     number += 1
                     if number > seen:

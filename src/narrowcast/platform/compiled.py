@@ -40,11 +40,11 @@ def _cache_folder(chosen: str) -> str | None:
     `chosen` is numba's own setting, empty if the user has set none. The folder name contains a hash of all modules with
     compiled functions, since numba does not notice a change in a function's callee in another module.
     """
-    own = Path(__file__).parent
-    modules = (path.read_bytes() for path in sorted(own.parent.rglob("*.py")))
+    package = Path(__file__).parent
+    modules = (path.read_bytes() for path in sorted(package.parent.rglob("*.py")))
     sources = b"".join(module for module in modules if b"@compiled(" in module)
     # expanduser, unlike Path.home, does not raise for a user without a home folder
-    caches = [own / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))]  # noqa: PTH111
+    caches = [package / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))]  # noqa: PTH111
     if chosen:
         caches = [Path(chosen)]
     for parent in caches:

@@ -691,8 +691,8 @@ class Algorithm(ABC):
     @property
     def personalises(self) -> bool:
         """Return whether clients use models other than the global one: a subclass has `personal` or `own_models`."""
-        own = type(self)
-        return (own.personal, own.own_models) != (Algorithm.personal, Algorithm.own_models)
+        cls = type(self)
+        return (cls.personal, cls.own_models) != (Algorithm.personal, Algorithm.own_models)
 
     def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
         """Return the parameters that each client of a chunk would use, [C, ...], or [1, ...] if they are the same.

@@ -307,16 +307,16 @@ class ClientLedger:
         """Return the ledger of the clients of all parts, in ascending order; there may be no parts."""
         if len(parts) == 1 and (parts[0].client[1:] > parts[0].client[:-1]).all():
             return parts[0]
-        none, nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
-        parts = [cls(none, none, none, none, np.empty(0), nothing), *parts]
+        empty, no_flags = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+        parts = [cls(empty, empty, empty, empty, np.empty(0), no_flags), *parts]
         order = np.argsort(np.concatenate([part.client for part in parts]))
         return cls(*(np.concatenate([getattr(part, column.name) for part in parts])[order] for column in fields(cls)))
 
     @classmethod
     def without_results(cls, clients: IntArray) -> ClientLedger:
         """Return an empty ledger for clients that received the model but returned nothing."""
-        nothing, none = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients), dtype=bool)
-        return cls(clients, np.full(len(clients), NO_RANK), nothing, nothing, np.full(len(clients), np.nan), none)
+        zeros, unset = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients), dtype=bool)
+        return cls(clients, np.full(len(clients), NO_RANK), zeros, zeros, np.full(len(clients), np.nan), unset)
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,9 @@ def _document(schema: Schema, title: str) -> Schema:
             kinds = _definitions_of(REGISTRIES[name])
             waiting.extend(definition for key, definition in kinds.items() if key not in definitions)
             definitions |= kinds
-    whole = {**schema, "$defs": dict(sorted(definitions.items()))}
-    _refer(whole)
-    return {"$schema": _DRAFT, **whole, "title": title, "$comment": f"narrowcast schema, version {__version__}"}
+    document = {**schema, "$defs": dict(sorted(definitions.items()))}
+    _refer(document)
+    return {"$schema": _DRAFT, **document, "title": title, "$comment": f"narrowcast schema, version {__version__}"}
 
 
 def _definitions_of(registry: Registry) -> dict[str, Schema]:
@@ -109,13 +109,13 @@ def _definitions_of(registry: Registry) -> dict[str, Schema]:
         optional = kind == registry.default or registry.name in _BY_DATA
         schema["required"] = required if optional else ["kind", *required]
         definitions[f"{registry.name}.{kind}"] = schema
-    own = {"type": "string", "pattern": _OWN_CLASS, "description": "a class of your own, package.module:Class"}
+    own_class = {"type": "string", "pattern": _OWN_CLASS, "description": "a class of your own, package.module:Class"}
     definitions[registry.name] = {
         "anyOf": [
             {"enum": registry.known()},
-            own,
+            own_class,
             *({"$ref": f"#/$defs/{registry.name}.{kind}"} for kind in registry.known()),
-            {"type": "object", "required": ["kind"], "properties": {"kind": own}},
+            {"type": "object", "required": ["kind"], "properties": {"kind": own_class}},
         ]
     }
     return definitions

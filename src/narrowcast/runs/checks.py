@@ -71,14 +71,18 @@ def measured_check(subject: str, compared: str, measured: Mapping[str, Any], exp
     return Check(subject, compared, problem)
 
 
-def _is_close(its: Any, value: Any) -> bool:
+def _is_close(actual: Any, value: Any) -> bool:
     if isinstance(value, list):
-        return isinstance(its, list) and len(its) == len(value) and all(map(_is_close, its, value))
+        return isinstance(actual, list) and len(actual) == len(value) and all(map(_is_close, actual, value))
     if isinstance(value, Mapping):
-        return isinstance(its, Mapping) and its.keys() == value.keys() and all(_is_close(its[n], value[n]) for n in its)
-    if not isinstance(its, float) or not isinstance(value, float):
-        return bool(its == value)
-    return math.isclose(its, value, rel_tol=_ROUNDING, abs_tol=_TINY) or (math.isnan(its) and math.isnan(value))
+        return (
+            isinstance(actual, Mapping)
+            and actual.keys() == value.keys()
+            and all(_is_close(actual[n], value[n]) for n in actual)
+        )
+    if not isinstance(actual, float) or not isinstance(value, float):
+        return bool(actual == value)
+    return math.isclose(actual, value, rel_tol=_ROUNDING, abs_tol=_TINY) or (math.isnan(actual) and math.isnan(value))
 
 
 def _shown(value: Any) -> str:
@@ -194,8 +198,8 @@ def coverage(legs: Sequence[Leg], recorded: Sequence[int], what: str, budget: Bu
     share = f"{steps} of {total} ({100 * steps / total:.0f} %)"
     if steps not in (0, total):
         share += f": {', '.join(_span(leg.origin + 1, leg.last) for leg in legs)}; drawn with --seed {budget.seed}"
-    rest = f"the other {total - steps} {what}; --rounds {total} repeats all" if steps < total else ""
-    return Check(f"{what} repeated", share, skipped=rest)
+    remainder = f"the other {total - steps} {what}; --rounds {total} repeats all" if steps < total else ""
+    return Check(f"{what} repeated", share, skipped=remainder)
 
 
 def _span(first: int, last: int) -> str:
@@ -220,8 +224,8 @@ def rounds_problem(rows: Sequence[Row]) -> str:
         if row.get("total_bits", total) != total:
             return f"round {row['round']}: total_bits is {row['total_bits']}, not {total}, uplink and downlink together"
         for name in ("simulated_seconds", "wall_seconds"):
-            if (own := f"round_{name}") in row and not _is_sum(row[name], before[name], row[own]):
-                return f"round {row['round']}: {name} is not the sum of the rounds' {own}"
+            if (of_round := f"round_{name}") in row and not _is_sum(row[name], before[name], row[of_round]):
+                return f"round {row['round']}: {name} is not the sum of the rounds' {of_round}"
     return ""
 
 
@@ -266,10 +270,10 @@ def _mean(values: Any) -> float:
     return float(values.sum() / len(values)) if len(values) else math.nan
 
 
-def _same(its: Any, value: Any) -> bool:
-    if its is None or value is None:
-        return its is value
-    return math.isclose(its, value, rel_tol=_CLOSE) or (math.isnan(its) and math.isnan(value))
+def _same(actual: Any, value: Any) -> bool:
+    if actual is None or value is None:
+        return actual is value
+    return math.isclose(actual, value, rel_tol=_CLOSE) or (math.isnan(actual) and math.isnan(value))
 
 
 def iterations_problem(rows: Sequence[Row]) -> str:
@@ -279,8 +283,8 @@ def iterations_problem(rows: Sequence[Row]) -> str:
             return f"iteration {row[ITERATION]}: a time is negative"
         if not _is_sum(row["solver_seconds"], before["solver_seconds"], row["step_wall_seconds"]):
             return f"iteration {row[ITERATION]}: solver_seconds is not the sum of the rows' step_wall_seconds"
-        own = row["step_wall_seconds"] + row["evaluate_wall_seconds"]
-        if not _is_sum(row["wall_seconds"], before["wall_seconds"], own):
+        seconds = row["step_wall_seconds"] + row["evaluate_wall_seconds"]
+        if not _is_sum(row["wall_seconds"], before["wall_seconds"], seconds):
             return f"iteration {row[ITERATION]}: wall_seconds is not the sum of the rows' times"
     return ""
 

@@ -92,10 +92,10 @@ class RunComparison(ABC, Generic[RunT]):
         section, firsts = self.section, dict[Any, tuple[str, str]]()
         for label, settings, run in zip(self.labels(), self.settings, self.runs, strict=True):
             sha256 = getattr(run.file, f"{section}_sha256")
-            its = {path: str(value) for path, value in settings.items() if path.startswith(f"{section}.")}
-            its["path"] = Path(its.pop(f"{section}.path", "")).name
+            of_data = {path: str(value) for path, value in settings.items() if path.startswith(f"{section}.")}
+            of_data["path"] = Path(of_data.pop(f"{section}.path", "")).name
             if sha256 and settings:
-                first, its_sha256 = firsts.setdefault((run.file.seed, *sorted(its.items())), (label, sha256))
+                first, its_sha256 = firsts.setdefault((run.file.seed, *sorted(of_data.items())), (label, sha256))
                 if its_sha256 != sha256:
                     yield first, label
 
@@ -286,7 +286,7 @@ class SolveComparison(RunComparison[SolveResult]):
     def text_tables(self) -> dict[str, TextTable]:
         """Return the tables by title: settings that differ, and results."""
         differing = [path for path in differing_settings(self.settings) if path != "seed"]
-        shown = [[path, *(shown_setting(its.get(path)) for its in self.settings)] for path in differing]
+        shown = [[path, *(shown_setting(of_run.get(path)) for of_run in self.settings)] for path in differing]
         settings = TextTable(["setting", *self.labels()], shown, words=1 + len(self.runs))
         return {**({"Settings that differ": settings} if differing else {}), "Results": self.results_table()}
 
@@ -326,7 +326,9 @@ class SolveComparison(RunComparison[SolveResult]):
                 "wall\ntime", lambda run: units.format_short_seconds(run.file.wall_seconds), usual=False
             ),
             **{
-                path: Column(path, [shown_setting(its.get(path)) for its in self.settings], word=True, usual=False)
+                path: Column(
+                    path, [shown_setting(of_run.get(path)) for of_run in self.settings], word=True, usual=False
+                )
                 for path in paths
                 if path not in ("iterations", "solver_seconds")
             },
@@ -527,7 +529,7 @@ class Comparison(RunComparison[Result]):
         for name in metrics or ():
             if name not in known:
                 raise UserError(f'no run has the metric "{name}"; measured: {", ".join(known)}{suggest(name, known)}')
-        seeds = {run.folder: its for run, its in zip(self.runs, self.settings, strict=True)}
+        seeds = {run.folder: of_run for run, of_run in zip(self.runs, self.settings, strict=True)}
         return tables.paired_differences(
             self.groups,
             tables.reference_of(self.groups, against),

@@ -119,10 +119,10 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
     Metrics, bits and seconds are means. The best primary metric on each data set is bold if it stands out.
     """
     measured = [f"test.{name}" for name in measured_metrics(runs)]
-    others = dict.fromkeys(name for run in runs for name in run.final if name not in measured)
+    unmeasured = dict.fromkeys(name for run in runs for name in run.final if name not in measured)
     # Where clients have models of their own, the metric of the global one says nothing of the method.
     personal = [f"{name}.{MEAN}" for name in measured if any(run.file.personal for run in runs)]
-    personal = [name for name in personal if name in others]
+    personal = [name for name in personal if name in unmeasured]
     best = _best(groups)
 
     def column(head: str, cell: Callable[[SeedGroup], str], *, word: bool = False, usual: bool = True) -> Column:
@@ -160,7 +160,7 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
         "total_bits": column("total", mean_bits("total_bits")),
         "simulated_seconds": column("simulated\ntime", mean_seconds("simulated_seconds")),
         "wall_seconds": column("wall\ntime", mean_seconds("wall_seconds")),
-        **{name: metric(name, usual=False) for name in others if name not in personal},
+        **{name: metric(name, usual=False) for name in unmeasured if name not in personal},
         **{
             path: column(path, lambda group, path=path: shown_setting(group.settings.get(path)), word=True, usual=False)  # type: ignore[misc]
             for path in settings
@@ -399,12 +399,12 @@ def paired_differences(
     groups: Sequence[SeedGroup], reference: SeedGroup, metrics: Sequence[str], seeds: SeedsOf
 ) -> list[PairedDifference]:
     """Return the difference of each other group on the data of the reference, metric by metric."""
-    others = [
+    compared = [
         group for group in groups if group is not reference and group.runs[0].file.data == reference.runs[0].file.data
     ]
     differences = []
     for metric in metrics:
-        tests = [_test(group, reference, metric, seeds) for group in others]
+        tests = [_test(group, reference, metric, seeds) for group in compared]
         known = [index for index, test in enumerate(tests) if test.pairs > 1]
         corrected = dict(zip(known, holm([tests[index].p for index in known]), strict=True)) if known else {}
         differences += [replace(test, p_holm=corrected.get(index, np.nan)) for index, test in enumerate(tests)]

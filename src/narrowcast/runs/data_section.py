@@ -68,8 +68,8 @@ def _section(named: str) -> dict[str, Any] | None:
         return None
     if not folder.is_dir():
         return None
-    own = any((folder / name).is_file() for name in _HUGGING_FACE)
-    return {"kind": "hugging_face" if own else "image_folder", "path": named}
+    is_hugging_face = any((folder / name).is_file() for name in _HUGGING_FACE)
+    return {"kind": "hugging_face" if is_hugging_face else "image_folder", "path": named}
 
 
 def described(data: Dataset) -> list[tuple[str, str]]:

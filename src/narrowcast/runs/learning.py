@@ -173,8 +173,8 @@ def _slower(experiment: Experiment) -> str:
 
 def _shown(section: str, experiment: Experiment) -> str:
     values = flatten(experiment.plain())
-    own = {path: value for path, value in values.items() if path.startswith(f"{section}.")}
-    return ", ".join(f"{path} = {value}" for path, value in own.items())
+    of_section = {path: value for path, value in values.items() if path.startswith(f"{section}.")}
+    return ", ".join(f"{path} = {value}" for path, value in of_section.items())
 
 
 logger = logging.getLogger(__name__)

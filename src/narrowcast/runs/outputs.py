@@ -63,12 +63,12 @@ def write_outputs(
     `partition` returns the figure of the partition as a PNG file.
     """
     tables = journal.write_tables(task.profiles)
-    its = labels(experiment, task)
-    plots = begin_plots(tables, f"{folder.name}: {its['algorithm']} on {its['data']}", its["shares"])
+    labelled = labels(experiment, task)
+    plots = begin_plots(tables, f"{folder.name}: {labelled['algorithm']} on {labelled['data']}", labelled["shares"])
     write_model(whole_model(task, experiment.algorithm.final(state.server)), folder / MODEL)
     result = {
         "name": folder.name,
-        **its,
+        **labelled,
         **measured(journal, experiment, task),
         **baselines_entry(experiment.model, task.data),
         "model_sha256": model_sha256(experiment.algorithm, state),

@@ -148,9 +148,11 @@ class _RunVerification:
             "downlink_bits": "total_downlink_bits",
             "simulated_seconds": "simulated_seconds",
         }
-        its = {name: getattr(saved.state, name) for name in names}
+        totals = {name: getattr(saved.state, name) for name in names}
         return Check(
-            subject, compared, difference(its, {name: row.get(column, 0 * its[name]) for name, column in names.items()})
+            subject,
+            compared,
+            difference(totals, {name: row.get(column, 0 * totals[name]) for name, column in names.items()}),
         )
 
     def _evaluated(self, state: RunState) -> Check:
@@ -198,10 +200,10 @@ class _RunVerification:
             for outcome in islice(outcomes, count):
                 number = outcome.record.round
                 entry, row = entries[number], self._row(number)
-                again = {**asdict(outcome.record), **outcome.metrics}
-                recorded = {name: value for name, value in row.items() if name in again}
+                repeated = {**asdict(outcome.record), **outcome.metrics}
+                recorded = {name: value for name, value in row.items() if name in repeated}
                 recorded |= evaluation(row)
-                problem = difference(again, recorded, left_out)
+                problem = difference(repeated, recorded, left_out)
                 problem = problem or difference(_ledger(outcome), entry["clients"], left_out)
                 measured_again = {name: values.tolist() for name, values in outcome.client_metrics.items()}
                 problem = problem or difference(measured_again, entry.get(CLIENT_METRICS_KEY, {}))

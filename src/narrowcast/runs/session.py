@@ -114,8 +114,8 @@ def _store(folder: Path) -> StoreAddress:
 
     What the folder says of credentials counts where the user trusts it.
     """
-    if (own := Tracking().resolve(folder.parent)).named_by == "user":
-        return own
+    if (of_environment := Tracking().resolve(folder.parent)).named_by == "user":
+        return of_environment
     has_config, trusted = (folder / CONFIG).is_file(), is_trusted(folder)
     known = Cursor.find(folder) if has_config else Cursor.load(folder)
     saved = _tracking(folder)[0] if known is None or (trusted and has_config) else Tracking()

@@ -234,13 +234,13 @@ def _prepare_benchmark(benchmark: dict[str, Any], asked: _Asked) -> Submission:
     return _of_several_runs("benchmark", benchmark, files, asked)
 
 
-def _set_store(values: dict[str, Any], path: str, whose: str) -> None:
+def _set_store(values: dict[str, Any], path: str, owner: str) -> None:
     """Set the store of this machine's environment, if it has one."""
     of_job = _store_of_job(Tracking())
     if (uri := of_job["uri"]) is None:
         return
     if hide_secrets(uri) != uri:
-        raise UserError(f"{whose} store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
+        raise UserError(f"{owner} store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
     for key, value in of_job.items():
         set_value(values, f"{path}.{key}", value)
 

@@ -36,8 +36,8 @@ class PlainConsole(Console):
     def __init__(self, **options: Any) -> None:
         """Take the options of a `Console`; `file` is stdout by default."""
         file = sys.stdout.unfiltered if isinstance(sys.stdout, OutputUntilClosed) else None
-        own: dict[str, Any] = {"file": file, "markup": False, "emoji": False}
-        super().__init__(**(own | options))
+        defaults: dict[str, Any] = {"file": file, "markup": False, "emoji": False}
+        super().__init__(**(defaults | options))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of what is printed; those of a control are the console's own.

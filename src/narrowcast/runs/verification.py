@@ -125,8 +125,8 @@ class _SolveVerification:
         if not saved.step:
             return Check(subject, compared)
         row = self._rows.get(saved.step, {})
-        its = {"residual": saved.state.residual, "solver_seconds": saved.state.solver_seconds}
-        return Check(subject, compared, difference(its, {name: row.get(name) for name in its}))
+        figures = {"residual": saved.state.residual, "solver_seconds": saved.state.solver_seconds}
+        return Check(subject, compared, difference(figures, {name: row.get(name) for name in figures}))
 
     def _iterations(self, budget: Budget) -> Iterator[Check]:
         """Repeat iterations within the budget, and say which part of all that is."""
@@ -172,8 +172,8 @@ class _SolveVerification:
         return Check(ITERATIONS, "each value against the journal", table_problem(path, self.journal.rounds_table()))
 
     def _result(self, result: Mapping[str, Any]) -> Iterator[Check]:
-        its = solve_measures(self.journal, self.solve)
-        wrong = difference(result, its) or self._other_end(result["stopped_by"])
+        measures = solve_measures(self.journal, self.solve)
+        wrong = difference(result, measures) or self._other_end(result["stopped_by"])
         yield Check(RESULT, "iterations, metrics, best values, targets, times and end against the journal", wrong)
         expected = solve_labels(self.solve, self.problem)
         baselines = {"baselines": {}} | baselines_entry(self.problem)
@@ -307,9 +307,9 @@ def _without_code(folder: Path, code: str) -> Iterator[Check]:
         yield Check(table, "each value against the journal", table_problem(folder / table, journal.rounds_table()))
         result: dict[str, Any] = json.loads((folder / RESULT).read_bytes())
         last, lower = journal.rounds[-1], result.get("lower_is_better")
-        its = {"final": journal.final_metrics(), "best": journal.best_metrics(lower)}
-        its |= {name: last[name] for name in ("solver_seconds", "simulated_seconds", "residual") if name in last}
-        its |= {name: last[f"total_{name}"] for name in ("uplink_bits", "downlink_bits") if f"total_{name}" in last}
-        yield Check(RESULT, "metrics, bits and times against the journal", difference(result, its))
-    rest = f"{code} is code of the run's own, which looking does not run; {remedy(folder)}"
-    yield Check("everything else", skipped=rest)
+        figures = {"final": journal.final_metrics(), "best": journal.best_metrics(lower)}
+        figures |= {name: last[name] for name in ("solver_seconds", "simulated_seconds", "residual") if name in last}
+        figures |= {name: last[f"total_{name}"] for name in ("uplink_bits", "downlink_bits") if f"total_{name}" in last}
+        yield Check(RESULT, "metrics, bits and times against the journal", difference(result, figures))
+    reason = f"{code} is code of the run's own, which looking does not run; {remedy(folder)}"
+    yield Check("everything else", skipped=reason)

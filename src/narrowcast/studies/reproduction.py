@@ -76,9 +76,9 @@ def run_recorded(
     runs = [ReproductionRun(spec, seed, rounds, output / RUNS) for seed in range(seeds) for spec in table.runs]
     by_name = _run_missing(runs, 1 if table.alone else effort.at_once, say) if runs else {}
     results = {spec.label: [by_name[run.name] for run in runs if run.spec == spec] for spec in table.runs}
-    source, *others = target.notes
+    source, *remarks = target.notes
     means = f"Ours: mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}."
-    notes = (source, *([means] if runs else []), *others)
+    notes = (source, *([means] if runs else []), *remarks)
     try:
         verdicts, plots = table.finish(results, output / target.name)
         if rounds is not None and full_rounds is not None:

@@ -80,8 +80,8 @@ class Rows:
 
     def add(self, label: str, seed: int, text: str, digest: str, result: Result) -> None:
         """Take in a result in place of an earlier one of the same label, seed and text; a digest may be empty."""
-        others = [entry for entry in self.by_label.get((label, seed), ()) if entry[0] != text]
-        self.by_label[label, seed] = [*others, (text, digest, result)]
+        kept = [entry for entry in self.by_label.get((label, seed), ()) if entry[0] != text]
+        self.by_label[label, seed] = [*kept, (text, digest, result)]
 
     def of_stem(self, stem: str) -> Iterator[Result]:
         """Yield the results whose labels begin with the stem."""

@@ -81,10 +81,10 @@ class RunSpec:
         """Return the experiment of a seed, on the local backend."""
         from narrowcast.experiment import load_experiment
 
-        own = [f"seed={seed}", f"name={name}", "backend.kind=local", "tracking.system_metrics=false"]
+        of_run = [f"seed={seed}", f"name={name}", "backend.kind=local", "tracking.system_metrics=false"]
         data = [f"data.seed={seed if self.data_seed else 0}"]
         shorter = [f"rounds={rounds}"] if rounds else []
-        return load_experiment(self.experiment, [*self.overrides, *data, *own, *shorter])
+        return load_experiment(self.experiment, [*self.overrides, *data, *of_run, *shorter])
 
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]

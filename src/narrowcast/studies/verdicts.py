@@ -204,16 +204,16 @@ def megabytes(runs: Runs) -> float:
     return sum(float(run[column]) for run in runs for column in COUNTS) / len(runs) / 8e6
 
 
-def against(every: Mapping[Key, Runs], reference: Runs, metric: str, users: int = 0) -> dict[Key, tuple[str, str]]:
+def against(by_setting: Mapping[Key, Runs], reference: Runs, metric: str, users: int = 0) -> dict[Key, tuple[str, str]]:
     """Return for each setting its mean difference to the reference in points, and the verdict on it.
 
     p values are corrected over all settings. With `users`, the number of test users whose hits the runs hold, the
     verdict gives the interval over resampled users too.
     """
     theirs = accuracies(reference, metric)
-    tests = [compare_paired(accuracies(runs, metric), theirs) for runs in every.values()]
+    tests = [compare_paired(accuracies(runs, metric), theirs) for runs in by_setting.values()]
     verdicts = {}
-    for (key, runs), (test, p_level, p_zero) in zip(every.items(), corrected(tests), strict=True):
+    for (key, runs), (test, p_level, p_zero) in zip(by_setting.items(), corrected(tests), strict=True):
         words = [describe(test, p_level, p_zero, len(theirs)), _over_users(runs, reference, users)]
         verdicts[key] = f"{test.interval.mean:+.2f}", ", ".join(filter(None, words))
     return verdicts

@@ -264,9 +264,9 @@ def best_trials(trials: Sequence[TrialRecord], settings: StudySettings) -> list[
         if not front:
             return []
         chosen = knee(front, objectives)
-        others = [trial for trial in front if trial is not chosen]
-        spread = np.linspace(0, len(others) - 1, at_most - 1).round() if others else np.empty(0)
-        return [chosen, *(others[index] for index in sorted(set(spread.astype(int).tolist())))]
+        alternatives = [trial for trial in front if trial is not chosen]
+        spread = np.linspace(0, len(alternatives) - 1, at_most - 1).round() if alternatives else np.empty(0)
+        return [chosen, *(alternatives[index] for index in sorted(set(spread.astype(int).tolist())))]
     usable = _usable(trials)
     values = objective_values(usable, objectives)
     order = sorted(range(len(usable)), key=lambda index: (-values[index, 0], usable[index].number))
@@ -455,8 +455,8 @@ class HoldoutQueue(RetryQueue[TrialBatch, int]):
 
     def results(self) -> list[HoldoutEvaluation]:
         """Return the evaluations, the chosen trial's first."""
-        again = "remove it, then give the same command, which repeats this evaluation"
-        rows = iter([read_json(path, again) for path in self._paths])
+        remedy = "remove it, then give the same command, which repeats this evaluation"
+        rows = iter([read_json(path, remedy) for path in self._paths])
         return [HoldoutEvaluation(trial, list(self._seeds), [next(rows) for _ in self._seeds]) for trial in self._best]
 
     def tracked_runs(self, results: Sequence[HoldoutEvaluation]) -> list[TrialRun]:

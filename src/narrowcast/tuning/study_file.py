@@ -95,12 +95,12 @@ class StudyFile:
 
     def digest(self) -> str:
         """Return the sha256 of what all processes of a study must agree on."""
-        whole = {
+        agreed = {
             self.subject.section: self.subject.identity(self.build({})),
             "space": {path: dimension.model_dump(mode="json") for path, dimension in self.space.dimensions.items()},
             "study": self.settings.model_dump(mode="json", include=set(_AGREED)),
         }
-        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
 
     def check(self, shared: Any) -> None:
         """Try every end of the space on the run; raise `UserError` for the first that it does not accept."""

@@ -166,8 +166,8 @@ def _parallel(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: 
         )
     for position, column in enumerate(columns):
         axes.axvline(position, color="0.7", linewidth=0.8, zorder=1)
-        every = -(-len(column.ticks) // _MOST_TICKS)
-        for tick, text in list(zip(column.ticks, column.texts, strict=True))[::every]:
+        stride = -(-len(column.ticks) // _MOST_TICKS)
+        for tick, text in list(zip(column.ticks, column.texts, strict=True))[::stride]:
             axes.text(position + 0.03, tick, text, fontsize=7, va="center", color="0.25", zorder=4)
     axes.set_xticks(range(len(columns)), [column.label for column in columns], fontsize=8)
     axes.set_xlim(-0.1, len(columns) - 0.6)  # the last column's texts are on its right

@@ -65,8 +65,8 @@ def _without_code(folder: Path, code: str) -> Iterator[Check]:
     """Yield the check that needs no class: the table against the trials' own files."""
     space = read_yaml(read_limited(folder / FILE), FILE)["space"]
     yield _table_check(folder, _records_of_files(folder), list(space), timed=False, ended=True)
-    rest = f"{code} is code of the study's own, which looking does not run; {remedy(folder)}"
-    yield Check("everything else", skipped=rest)
+    reason = f"{code} is code of the study's own, which looking does not run; {remedy(folder)}"
+    yield Check("everything else", skipped=reason)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class _StudyVerification:
         if wrong or not rows:
             return wrong
         steps = int(rows[-1]["round"]) if record.state != "pruned" else None
-        known = [self._identity(self.file.run_with(record.params, **more)) for more in self._lengths(steps)]
+        known = [self._identity(self.file.run_with(record.params, **lengths)) for lengths in self._lengths(steps)]
         return "" if self._identity_of_file(folder / CONFIG) in known else f"its {CONFIG} does not have its values"
 
     def _lengths(self, steps: int | None) -> list[dict[str, int]]:
@@ -236,8 +236,8 @@ class _StudyVerification:
         elif derived.best is not None:
             length = {self.file.subject.steps: best[0].rounds} if settings.budget else {}
             run = self.file.run_with(best[0].params, **length)
-            same = self._identity_of_file(self.folder / BEST) == self._identity(run)
-            yield Check(BEST, "the values of the chosen trial", "" if same else "it has other values")
+            is_best = self._identity_of_file(self.folder / BEST) == self._identity(run)
+            yield Check(BEST, "the values of the chosen trial", "" if is_best else "it has other values")
 
     def _repeated(
         self, records: Sequence[TrialRecord], holdout: Sequence[HoldoutEvaluation], budget: Budget
@@ -260,14 +260,16 @@ class _StudyVerification:
                 most = left // len(record.spec.runs)
                 left -= min(record.steps, left)
                 repeated.append(record.name)
-                whole = record.steps <= most * len(record.spec.runs)
-                part = "each evaluation" if whole else f"each evaluation up to round {most}"
+                is_whole = record.steps <= most * len(record.spec.runs)
+                part = "each evaluation" if is_whole else f"each evaluation up to round {most}"
                 yield Check(record.name, f"run again: {part}", self._other_evaluation(record, shared, most))
-        rest = [trial.name for trial in queue if trial.name not in repeated]
+        unrepeated = [trial.name for trial in queue if trial.name not in repeated]
         compared = f"{count - left} of {total} rounds or iterations ({100 * (count - left) / total:.0f} %)"
-        if rest and repeated:
+        if unrepeated and repeated:
             compared += f"; drawn with --seed {budget.seed}"
-        skipped = f"{len(rest)} others, such as {rest[0]}; --rounds {total} repeats all" if rest else ""
+        skipped = (
+            f"{len(unrepeated)} others, such as {unrepeated[0]}; --rounds {total} repeats all" if unrepeated else ""
+        )
         yield Check("trials repeated", compared, skipped=skipped)
 
     def _repeatable(

@@ -207,8 +207,8 @@ def suggest(word: str, known: Collection[str]) -> str:
     section, _, last = str(word).rpartition(".")
     # Names of one section are compared without it: test.loss is not like test.f1.
     beside = {name.rpartition(".")[2]: name for name in known if section and name.rpartition(".")[0] == section}
-    others = [name for name in known if name not in beside.values()]
-    close = difflib.get_close_matches(last, beside, n=1) or difflib.get_close_matches(str(word), others, n=1)
+    unused = [name for name in known if name not in beside.values()]
+    close = difflib.get_close_matches(last, beside, n=1) or difflib.get_close_matches(str(word), unused, n=1)
     return f'. Did you mean "{beside.get(close[0], close[0])}"?' if close else ""
 
 

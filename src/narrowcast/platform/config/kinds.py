@@ -117,9 +117,9 @@ class Registry(Mapping[str, type[BaseModel]]):
         if not candidate.model_config.get("frozen") or candidate.model_config.get("extra") != "forbid":
             raise UserError(f'{spec} needs model_config = ConfigDict(frozen=True, extra="forbid")')
         field = candidate.model_fields.get("kind")
-        own = "" if field is None else str(field.default)
-        if field is None or own in self.kinds:
-            was = "has no kind" if field is None else f"has the kind {own!r} of {self[own].__name__}"
+        own_kind = "" if field is None else str(field.default)
+        if field is None or own_kind in self.kinds:
+            was = "has no kind" if field is None else f"has the kind {own_kind!r} of {self[own_kind].__name__}"
             raise UserError(f'{spec} {was}; give it its own, such as kind: Literal["mine"] = "mine"')
         return candidate
 

@@ -137,9 +137,9 @@ def redact_values(values: T) -> T:
 
 
 def _hide_match(match: re.Match[str]) -> str:
-    whole = match.group()
-    address = whole.rstrip(_AROUND)
-    return hide_secrets(address) + whole[len(address) :]
+    text = match.group()
+    address = text.rstrip(_AROUND)
+    return hide_secrets(address) + text[len(address) :]
 
 
 def _hide_value(match: re.Match[str]) -> str:

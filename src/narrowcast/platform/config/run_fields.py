@@ -98,8 +98,10 @@ class StoreAddress:
         if self.named_by != "folder":
             return True
         if (path := local_path(address)) is not None:
-            own = local_path(self.uri)
-            return own is not None and path.is_relative_to(own.parent if self.uri.startswith("sqlite:") else own)
+            own_path = local_path(self.uri)
+            return own_path is not None and path.is_relative_to(
+                own_path.parent if self.uri.startswith("sqlite:") else own_path
+            )
         parts = urlsplit(address)
         through_store = parts.scheme == "mlflow-artifacts" and parts.netloc in ("", urlsplit(self.uri).netloc)
         return through_store or host_of(self.uri) in {host_of(address)} - {None}
@@ -136,8 +138,8 @@ class Tracking(Section):
         if self.uri:
             of_user = self.credentials is not None or _is_environments(self.uri)
             return StoreAddress(self.uri, "user" if of_user else "file")
-        if own := _environments():
-            return StoreAddress(own, "user")
+        if of_environment := _environments():
+            return StoreAddress(of_environment, "user")
         return StoreAddress(f"sqlite:///{output.resolve()}/mlflow.db")
 
     def without_secrets(self) -> Tracking:
@@ -166,9 +168,9 @@ def local_path(address: str) -> Path | None:
 
     An address of SQLite with options, which may lead elsewhere, is another one.
     """
-    scheme, colon, rest = address.partition(":")
+    scheme, colon, database_path = address.partition(":")
     if scheme == "sqlite":
-        database = rest.removeprefix("///")
+        database = database_path.removeprefix("///")
         return None if "?" in database else Path(database).resolve()
     if colon and scheme != "file":
         return None

@@ -91,8 +91,8 @@ def forget_folder(folder: Path) -> Path:
 
 
 def _settings() -> Path:
-    own = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(own) / "narrowcast" / "trusted_folders"
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "narrowcast" / "trusted_folders"
 
 
 def _write(folders: list[Path]) -> None:

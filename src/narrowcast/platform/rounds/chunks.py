@@ -248,16 +248,16 @@ def _train_present(present: Sequence[tuple[int, _ChunkCall]]) -> Iterator[tuple[
     """Train a chunk of each run as one program; yield the place of each run with its result."""
     if not present:
         return
-    everybody = np.concatenate([chunk_call.chunk.clients for _, chunk_call in present])
-    with naming_round(present[0][1].chunk.round_index, everybody):
+    clients = np.concatenate([chunk_call.chunk.clients for _, chunk_call in present])
+    with naming_round(present[0][1].chunk.round_index, clients):
         calls = {
             run_index: trainings
             for run_index, chunk_call in present
             if (trainings := chunk_call.local_calls()) is not None
         }
         updates: dict[int, Sequence[LocalUpdates]] = {}
-        if every := [call for trainings in calls.values() for call in trainings]:
-            trained = iter(every[0].task.training.train_together(every))
+        if work := [call for trainings in calls.values() for call in trainings]:
+            trained = iter(work[0].task.training.train_together(work))
             updates = {run_index: list(islice(trained, len(trainings))) for run_index, trainings in calls.items()}
         for run_index, chunk_call in present:
             yield run_index, chunk_call.result(updates.get(run_index))

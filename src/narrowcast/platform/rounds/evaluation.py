@@ -52,7 +52,7 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
     metrics: dict[str, FloatArray] = {}
     with naming_round(chunk.round_index, chunk.clients):
         for part in run.algorithm.plain.own_models(broadcast, chunk, run.task):
-            own = chunk.take(part.places)
+            clients_of_part = chunk.take(part.places)
             for split in splits:
                 measured = part.model.measure_clients(part.parameters, own.state, run.task.data, split, own.clients)
                 for name, values in measured.items():

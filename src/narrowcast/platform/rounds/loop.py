@@ -86,9 +86,9 @@ def _loop(
             ready = time.perf_counter()
             with stoppable(*live):
                 results = train([(opening.run, opening.calls) for opening in opened])
-                late = [_calls_to_repeat(*both) for both in zip(opened, results, strict=True)]
+                late = [_calls_to_repeat(*pair) for pair in zip(opened, results, strict=True)]
                 repeated = train([(opening.run, calls) for opening, calls in zip(opened, late, strict=True)])
-                results = [_replaced(*both) for both in zip(results, repeated, strict=True)]
+                results = [_replaced(*pair) for pair in zip(results, repeated, strict=True)]
                 trained = time.perf_counter()
                 if secure is not None:
                     results = [

@@ -31,9 +31,9 @@ def download_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> I
     catches_up = run.plan.downlink == "catch_up"
     last_round = live.population.last_round[clients] if catches_up else np.full(len(clients), round_index - 1)
     recipients = Recipients(clients, last_round, round_index)
-    own = run.algorithm.download_bits(live.server, broadcast, run.task, recipients)
-    if own is not None:
-        return own
+    sizes = run.algorithm.download_bits(live.server, broadcast, run.task, recipients)
+    if sizes is not None:
+        return sizes
     full = np.full(len(clients), broadcast.full.wire_bits())
     if broadcast.update is None:
         return full
@@ -81,8 +81,8 @@ def epochs_in_time(
     given epochs [C].
     """
     epochs = np.ones(n_clients, dtype=np.int64)
-    for more in range(2, most + 1):
-        epochs += seconds_after(np.full(n_clients, more)) <= deadline
+    for count in range(2, most + 1):
+        epochs += seconds_after(np.full(n_clients, count)) <= deadline
     return epochs
 
 
@@ -143,10 +143,12 @@ def calls_to_repeat(opened: OpenRound, results: Sequence[ChunkResult]) -> list[T
         return []
     excluded = either(opened.link_allocation.lost, account(opened, results).late)
     assert excluded is not None
-    again = [replace(chunk, lost=excluded[np.searchsorted(opened.cohort, chunk.clients)]) for chunk in opened.chunks]
+    without_excluded = [
+        replace(chunk, lost=excluded[np.searchsorted(opened.cohort, chunk.clients)]) for chunk in opened.chunks
+    ]
     chunks = [
         after
-        for before, after, result in zip(opened.chunks, again, results, strict=True)
+        for before, after, result in zip(opened.chunks, without_excluded, results, strict=True)
         if not (result.dropped or np.array_equal(before.arrives(), after.arrives()))
     ]
     return [TrainingCall(opened.broadcast.arrays, chunks)] if chunks else []

@@ -101,8 +101,8 @@ class InFlight:
     @classmethod
     def none(cls) -> Self:
         """Return the record of no client."""
-        nobody = np.empty(0, dtype=np.int64)
-        return cls(nobody, nobody, np.empty(0), np.empty(0), nobody)
+        no_clients = np.empty(0, dtype=np.int64)
+        return cls(no_clients, no_clients, np.empty(0), np.empty(0), no_clients)
 
     def __len__(self) -> int:
         return len(self.client)
@@ -113,13 +113,13 @@ class InFlight:
 
     def merged(self, others: Self) -> Self:
         """Return these clients and others in order."""
-        both = type(self)(
+        together = type(self)(
             **{
                 column.name: np.concatenate([getattr(self, column.name), getattr(others, column.name)])
                 for column in fields(self)
             }
         )
-        return both.take(np.lexsort((both.client, both.arrives_at)))
+        return together.take(np.lexsort((together.client, together.arrives_at)))
 
 
 _CLIENTS, _VERSION, _DISPATCHED = "flight/", "version/", "sent_out"  # names in checkpoints, which stay as they are
@@ -253,14 +253,14 @@ class Run:
             )
         if statistics == "local":
             return
-        others = {
+        conflicts = {
             **settings,
             "secure": self.algorithm.secure_sums is not None,
             "schedule = buffered": self.plan.schedule.kind == "buffered",
         }
-        if some := [name for name, present in others.items() if present]:
+        if active := [name for name, present in conflicts.items() if present]:
             raise UserError(
-                f"{setting}: with {' and '.join(some)} the average of variances may be negative; leave that out, or "
+                f"{setting}: with {' and '.join(active)} the average of variances may be negative; leave that out, or "
                 "set model.statistics = local"
             )
 
@@ -282,9 +282,9 @@ class Run:
             )
         if not (buffered or plan.stragglers == "partial"):
             return
-        nobody = np.empty(0, dtype=np.int64)
+        no_clients = np.empty(0, dtype=np.int64)
         broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
-        if algorithm.upload_bits(broadcast, task, nobody) is None:
+        if algorithm.upload_bits(broadcast, task, no_clients) is None:
             setting, advice = ("schedule = buffered", "synchronous") if buffered else ("stragglers = partial", "drop")
             raise UserError(
                 f"{setting}: how long the clients of {algorithm.kind} take here is known only after their training; "
@@ -356,16 +356,16 @@ class RunState:
 
 def start(run: Run) -> RunState:
     """Return the state before round 1; raise `UserError` if the first weights are not finite, or not the model's."""
-    nobody, server = np.empty(0, dtype=np.int64), run.algorithm.init(run.task)
+    no_clients, server = np.empty(0, dtype=np.int64), run.algorithm.init(run.task)
     if not all_finite(*check_final(run.algorithm, run.task.initial_parameters(), server).values()):
         raise UserError("the first weights of the model are not finite; initialise them with finite values")
     return RunState(
         round_index=0,
         server=server,
-        participants=nobody,
-        last_round=nobody,
+        participants=no_clients,
+        last_round=no_clients,
         clients={name: values[:0] for name, values in run.algorithm.init_clients(run.task).items()},
-        update_bits=nobody,
+        update_bits=no_clients,
         uplink_bits=0,
         downlink_bits=0,
         simulated_seconds=0.0,

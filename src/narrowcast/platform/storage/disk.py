@@ -152,11 +152,11 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
     write one file: each writes a whole one under a name of its own, and the last to rename it wins.
     """
     make_folders(path.parent)
-    own = f"{_host()}-{os.getpid()}"
+    writer = f"{_host()}-{os.getpid()}"
     with defer_signals():
         _remove_abandoned(path)
         for attempt in range(1, _ATTEMPTS + 1):
-            part = path.with_name(f"{path.name}.{own}-{next(_numbers)}.part")
+            part = path.with_name(f"{path.name}.{writer}-{next(_numbers)}.part")
             try:
                 disk().create(part, content, mode)
                 replace_by(part, path)

@@ -355,10 +355,10 @@ class Journal:
                 return
             changed = "was removed"
         else:
-            same = status.st_size == self.lines.size
-            if same and self._inode in (None, status.st_ino):
+            same_size = status.st_size == self.lines.size
+            if same_size and self._inode in (None, status.st_ino):
                 return
-            if same and Journal.read(self.path.parent).lines.checksum == self.lines.checksum:
+            if same_size and Journal.read(self.path.parent).lines.checksum == self.lines.checksum:
                 self._inode = status.st_ino  # put back, or on a file system that numbers its files anew
                 return
             changed = f"was changed, and has {status.st_size:,} bytes where {self.lines.size:,} were written,"

@@ -285,8 +285,8 @@ def rank_colours(ranks: IntArray) -> FloatArray:
     """Return an RGBA colour per ascending rank, dark to light; vermillion for 0 (nothing sent), blue for full."""
     sending = colormaps["viridis"](np.linspace(0.1, 0.9, int((ranks > 0).sum())))
     silent = np.tile(to_rgba(VERMILLION), (int((ranks == 0).sum()), 1))
-    whole = np.tile(to_rgba(BLUE), (int((ranks == NO_RANK).sum()), 1))
-    return np.concatenate([whole, silent, sending])
+    full = np.tile(to_rgba(BLUE), (int((ranks == NO_RANK).sum()), 1))
+    return np.concatenate([full, silent, sending])
 
 
 _BANDS = ((10, 90, 0.15), (25, 75, 0.3))

@@ -253,8 +253,8 @@ def metrics_of(names: Iterable[str], split: str = "test") -> list[str]:
     of_split = (name.removeprefix(f"{split}.") for name in names if name.startswith(f"{split}."))
     names_of_split = dict.fromkeys(name for name in of_split if "." not in name)
     known = [name for name in _PREFERRED if name in names_of_split]
-    own = [name for name in names_of_split if name not in (*_PREFERRED, "loss")]
-    return [*known, *own, *(["loss"] if "loss" in names_of_split else [])]
+    own_names = [name for name in names_of_split if name not in (*_PREFERRED, "loss")]
+    return [*known, *own_names, *(["loss"] if "loss" in names_of_split else [])]
 
 
 def primary_metric(names: Iterable[str]) -> str | None:

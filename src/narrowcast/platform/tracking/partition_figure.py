@@ -108,13 +108,13 @@ def _draw_variety(axes: Axes, held: IntArray) -> None:
 def _draw_popularity(axes: Axes, counts: IntArray) -> None:
     """Draw the training interactions of each item, from the most to the least frequent."""
     counts = np.sort(counts)[::-1]
-    some = counts[counts > 0]
-    axes.plot(1 + np.arange(len(some)), some, color=BLUE)
-    if len(some):
-        log_axis(axes, np.arange(1, 1 + len(some), dtype=np.float64))
-        log_axis(axes, some.astype(np.float64), "y")
+    used = counts[counts > 0]
+    axes.plot(1 + np.arange(len(used)), used, color=BLUE)
+    if len(used):
+        log_axis(axes, np.arange(1, 1 + len(used), dtype=np.float64))
+        log_axis(axes, used.astype(np.float64), "y")
     axes.set(xlabel="item, by rank", ylabel="training interactions of the item")
-    if unseen := len(counts) - len(some):
+    if unseen := len(counts) - len(used):
         axes.set_title(f"{unseen:,} of {len(counts):,} items have none", fontsize=9)
 
 
@@ -138,18 +138,18 @@ def _draw_means(axes: Axes, means: FloatArray) -> None:
 
 def _draw_sizes(axes: Axes, examples: IntArray) -> None:
     """Draw a histogram of the examples per client, on a logarithmic axis if they differ more than twentyfold."""
-    some = examples[examples > 0].astype(np.float64)
-    empty = len(examples) - len(some)
-    if len(some):
-        low, high = int(some.min()), int(some.max()) + 1
-        bins = min(_MOST_BINS, 6 + math.isqrt(len(some)))
+    sizes = examples[examples > 0].astype(np.float64)
+    empty = len(examples) - len(sizes)
+    if len(sizes):
+        low, high = int(sizes.min()), int(sizes.max()) + 1
+        bins = min(_MOST_BINS, 6 + math.isqrt(len(sizes)))
         logarithmic = high > 20 * low
         edges = np.geomspace(low, high, bins + 1) if logarithmic else np.linspace(low, high, bins + 1)
         # Edges between integers, so that no integer is split between bins.
-        axes.hist(some, bins=(np.unique(np.round(edges)) - 0.5).tolist(), color=BLUE)
+        axes.hist(sizes, bins=(np.unique(np.round(edges)) - 0.5).tolist(), color=BLUE)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if logarithmic:
-            log_axis(axes, some)
+            log_axis(axes, sizes)
         else:
             axes.set_xlim(max(low - 2, -0.7), high + 1)
         mean = examples.mean()

@@ -67,9 +67,9 @@ def make_sqlite_file(uri: str) -> None:
         if _is_made(path):  # by another process, just now
             return
         part = path.with_name(path.name + ".part")
-        for rest in (part, part.with_name(part.name + "-journal")):
+        for leftover in (part, part.with_name(part.name + "-journal")):
             with suppress(FileNotFoundError):
-                disk().remove(rest)
+                disk().remove(leftover)
         kept = _kept()
         if kept:
             disk().create(part, kept)

@@ -48,9 +48,9 @@ def format_seconds(seconds: float) -> str:
         return NOT_KNOWN
     if seconds < 59.95:
         return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {seconds_left} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     if hours < 24:
         return f"{hours} h {minutes} min"
