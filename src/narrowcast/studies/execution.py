@@ -115,15 +115,15 @@ def light_runs(runs: Sequence[tuple[RunSpec, int, bool]]) -> list[dict[str, Any]
         ((spec, seed, test),) = runs
         return [light_run(spec, seed, test=test)]
     began = time.perf_counter()
-    each = [LightRun(spec, seed, test=test) for spec, seed, test in runs]
-    rounds = lockstep([light.run for light in each])
+    replicas = [LightRun(spec, seed, test=test) for spec, seed, test in runs]
+    rounds = lockstep([light.run for light in replicas])
     outcomes = next(rounds)
     try:
         while True:
-            outcomes = rounds.send([place for place, outcome in outcomes.items() if each[place].saw(outcome)])
+            outcomes = rounds.send([index for index, outcome in outcomes.items() if replicas[index].saw(outcome)])
     except StopIteration:
-        seconds = round((time.perf_counter() - began) / len(each), 2)
-    return [light.result | {"wall_seconds": seconds} for light in each]
+        seconds = round((time.perf_counter() - began) / len(replicas), 2)
+    return [light.result | {"wall_seconds": seconds} for light in replicas]
 
 
 def _shown(metrics: Mapping[str, float], *, test: bool) -> dict[str, float]:
@@ -150,10 +150,10 @@ def baselines_of(spec: RunSpec, seed: int) -> Mapping[str, Mapping[str, float]]:
 def light_baseline(spec: RunSpec, seed: int, *, test: bool = True) -> dict[str, Any]:
     """Return the metrics of a baseline of a specification's problem or data as a result, for which nothing is sent."""
     began = time.perf_counter()
-    found = baselines_of(spec, seed)[BASELINES[spec.measure]]
+    metrics = baselines_of(spec, seed)[BASELINES[spec.measure]]
     return {
         "rounds": 0,
-        "final": _shown(found, test=test),
+        "final": _shown(metrics, test=test),
         "uplink_bits": 0,
         "downlink_bits": 0,
         "wall_seconds": round(time.perf_counter() - began, 2),
@@ -225,8 +225,8 @@ class Queue:
         """Return the missing runs that go in lockstep with this one, or this one alone."""
         if not (together := planned.spec.together):
             return [planned]
-        found = [each for each in self.missing() if each.spec.together == together]
-        return list({(each.spec.label, each.seed): each for each in found}.values())
+        together_with = [run for run in self.missing() if run.spec.together == together]
+        return list({(run.spec.label, run.seed): run for run in together_with}.values())
 
     def seconds(self, planned: Planned) -> float:
         """Return how long a run takes: as the longest of its method so far, or a guess."""
@@ -385,7 +385,7 @@ def work(
 
 
 def _line(planned: Planned, result: dict[str, Any]) -> str:
-    final = {name: round(100 * each, 2) for name, each in result["final"].items()}
+    final = {name: round(100 * share, 2) for name, share in result["final"].items()}
     return (
         f"{planned.spec.label}-seed-{planned.seed} {result.get('error') or final} {result.get('uplink_bits')} bits, "
         f"{result['wall_seconds']:.0f} s"
