@@ -54,7 +54,9 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
         for part in run.algorithm.plain.own_models(broadcast, chunk, run.task):
             clients_of_part = chunk.take(part.places)
             for split in splits:
-                measured = part.model.measure_clients(part.parameters, own.state, run.task.data, split, own.clients)
+                measured = part.model.measure_clients(
+                    part.parameters, clients_of_part.state, run.task.data, split, clients_of_part.clients
+                )
                 for name, values in measured.items():
                     of_all = metrics.setdefault(f"{split}.{name}", np.full(len(chunk.clients), np.nan))
                     of_all[part.places] = values
