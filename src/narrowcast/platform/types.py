@@ -270,15 +270,15 @@ class LocalUpdates:
     slots: Arrays = field(default_factory=dict)
     start_gradient: Arrays = field(default_factory=dict)
 
-    def take(self, places: IntArray) -> LocalUpdates:
+    def take(self, indices: IntArray) -> LocalUpdates:
         """Return the results of the clients at these places, in that order."""
 
         def of(values: Any) -> Any:
             if isinstance(values, Mapping):
                 return {name: of(part) for name, part in values.items()}
-            return None if values is None else values[places]
+            return None if values is None else values[indices]
 
-        return LocalUpdates(**{each.name: of(getattr(self, each.name)) for each in fields(self)})
+        return LocalUpdates(**{column.name: of(getattr(self, column.name)) for column in fields(self)})
 
     def mean_rates(self, learning_rate: float) -> FloatArray:
         """Return the mean learning rate of each client's steps, [C]: `learning_rate` without steps or a schedule."""

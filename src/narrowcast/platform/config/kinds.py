@@ -252,7 +252,7 @@ def plain_values(value: Any) -> Any:
 def from_fields(traits: type[Traits], value: Any) -> Traits:
     """Return traits with the values of the fields that have their names, and the defaults of the others."""
     own = vars(value)
-    return traits(**{each.name: own[each.name] for each in fields(traits) if each.name in own})
+    return traits(**{trait.name: own[trait.name] for trait in fields(traits) if trait.name in own})
 
 
 def kind_of(value: Any) -> str:
