@@ -111,9 +111,9 @@ class DeclaredCell(TunedCell[tuple[Value, ...]]):
         if self.of.until is None:
             return self.grid[best_place(results, metric)]
 
-        def order(place: int) -> tuple[float, float]:
-            reached = results[place]["final"].get(metric)
-            return (math.inf, 0.0) if reached is None else (results[place]["rounds"], -reached)
+        def order(index: int) -> tuple[float, float]:
+            reached = results[index]["final"].get(metric)
+            return (math.inf, 0.0) if reached is None else (results[index]["rounds"], -reached)
 
         return self.grid[min(range(len(self.grid)), key=order)]
 
@@ -215,14 +215,14 @@ def table_of(comparison: Comparison, name: str, verdicts: ComparisonVerdicts | N
         runs = {cell: first_finished(rows, cell.test(grids[cell]), comparison.seeds) for cell in ready}
         least = comparison.seeds
         if comparison.so_far:
-            least = min((len(found) for found in runs.values() if len(found) > 1), default=least)
+            least = min((len(results) for results in runs.values() if len(results) > 1), default=least)
         return {
-            cell.key: FinishedCell(cell, grids[cell], found[:least])
-            for cell, found in runs.items()
-            if len(found) >= least
+            cell.key: FinishedCell(cell, grids[cell], results[:least])
+            for cell, results in runs.items()
+            if len(results) >= least
         }
 
-    own = verdicts or ComparisonVerdicts(judge_comparison, lambda found, path: plot_comparison(name, found, path))
+    own = verdicts or ComparisonVerdicts(judge_comparison, lambda done, path: plot_comparison(name, done, path))
     if comparison.grid:
         plan = cells_plan(name, cells, comparison.seeds, comparison.tuning_seeds)
     else:
@@ -237,7 +237,9 @@ def judge_comparison(tested: Tested) -> list[PaperVerdict]:
     first = next(iter(tested.values()), None)
     if first is None or first.cell.key != first.cell.of.keys[0]:
         return []
-    verdicts = compared_with_first({found.cell.name: found.runs for found in tested.values()}, first.cell.of.metric)
+    verdicts = compared_with_first(
+        {finished.cell.name: finished.runs for finished in tested.values()}, first.cell.of.metric
+    )
     choices = choices_of(tested)
     return [*verdicts, tuning_verdict(choices)] if choices else verdicts
 
@@ -251,13 +253,13 @@ def pair_differences(tested: Tested, pairs: Sequence[tuple[str, str]]) -> list[P
     return paired_differences(
         [
             (
-                tested[group, one].text(f"{one} less {other}, $words"),
-                tested[group, one].reached(),
-                tested[group, other].reached(),
+                tested[group, method].text(f"{method} less {reference}, $words"),
+                tested[group, method].reached(),
+                tested[group, reference].reached(),
             )
             for group in groups
-            for one, other in pairs
-            if {(group, one), (group, other)} <= tested.keys()
+            for method, reference in pairs
+            if {(group, method), (group, reference)} <= tested.keys()
         ]
     )
 
@@ -266,8 +268,8 @@ def plot_groups(title: str, label: str, place: Place, tested: Tested, path: Path
     """Plot the metric of each method, in up to two groups, whose names are the field `words`."""
     figure, (axes,) = new_figure(title, panels=1)
     groups: dict[str, dict[str, tuple[float, ...]]] = {}
-    for (_, method), found in tested.items():
-        groups.setdefault(found.text("$words"), {})[method] = found.reached()
+    for (_, method), finished in tested.items():
+        groups.setdefault(finished.text("$words"), {})[method] = finished.reached()
     draw_groups(axes, list(dict.fromkeys(method for _, method in tested)), groups)
     axes.set(xlabel=label)
     axes.legend(frameon=False, loc=place)
@@ -276,19 +278,19 @@ def plot_groups(title: str, label: str, place: Place, tested: Tested, path: Path
 
 def choices_of(tested: Tested) -> list[Choice]:
     """Return what was chosen for all cells."""
-    return [choice for found in tested.values() for choice in found.choices]
+    return [choice for finished in tested.values() for choice in finished.choices]
 
 
 def plot_comparison(name: str, tested: Tested, path: Path) -> None:
     """Plot the metric of each cell against its traffic."""
     figure, (axes,) = new_figure(name, panels=1)
-    for place, found in enumerate(tested.values()):
-        colour = COLOURS[place % len(COLOURS)]
-        label = found.cell.name
+    for index, finished in enumerate(tested.values()):
+        colour = COLOURS[index % len(COLOURS)]
+        label = finished.cell.name
         draw_seed_means(
-            axes, [megabytes(found.runs)], [found.reached()], color=colour, marker="o", capsize=3, label=label
+            axes, [megabytes(finished.runs)], [finished.reached()], color=colour, marker="o", capsize=3, label=label
         )
-        axes.set(ylabel=f"{metric_label(f'test.{found.cell.of.metric}')} (%)")
+        axes.set(ylabel=f"{metric_label(f'test.{finished.cell.of.metric}')} (%)")
     axes.set(xlabel="uplink and downlink (MB)")
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=100)
