@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Said, narrowcast
-from narrowcast.platform.storage.folder_files import leads_out, own_files
+from narrowcast.platform.config.trust import leads_out, own_files
 from narrowcast.tuning.result import StudyFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

@@ -29,10 +29,10 @@ from narrowcast.cluster.backend import RayBackend
 from narrowcast.cluster.worker_pool import LocalPool, RetryQueue, WorkerPool, dispatch
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.run_fields import StoreAddress
+from narrowcast.platform.config.trust import read_json
 from narrowcast.platform.errors import RunFailed, StoreRefused, UserError, disk_failure, remedy
 from narrowcast.platform.solving import Problem, begin, loaded_problem
 from narrowcast.platform.storage.disk import GO_ON, write_atomically, writing
-from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.platform.storage.host import host_clock
 from narrowcast.platform.storage.journal import AtWork
 from narrowcast.platform.tracking.metrics import format_metric, metric_label, primary_metric

@@ -23,8 +23,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from narrowcast.platform.config.trust import own_file
 from narrowcast.platform.errors import UserError, printable
-from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metrics import (
     FractionMetrics,

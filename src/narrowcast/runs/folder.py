@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.files import PLUGINS, START, command, flatten, not_a_mapping
 from narrowcast.platform.config.run_fields import Tracking
+from narrowcast.platform.config.trust import own_file
 from narrowcast.platform.config.yaml import read_limited, read_yaml, write_yaml
 from narrowcast.platform.errors import UserError, shown
 from narrowcast.platform.storage.disk import (
@@ -34,7 +35,6 @@ from narrowcast.platform.storage.disk import (
     without_part,
     write_atomically,
 )
-from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.tracking import units
 from narrowcast.platform.types import Arrays
 

@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from narrowcast.platform.config.trust import own_file
 from narrowcast.platform.config.yaml import read_limited
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.disk import write_atomically
-from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.runs.folder import CONFIG
 from narrowcast.runs.terminal_output import plain
 

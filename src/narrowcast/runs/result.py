@@ -17,10 +17,10 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.config.files import MODEL, validate_result
+from narrowcast.platform.config.trust import read_json
 from narrowcast.platform.contracts import Model
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.platform.storage.journal import CLIENT_METRICS
 from narrowcast.platform.tracking import metrics, units
 from narrowcast.platform.tracking.metrics import (

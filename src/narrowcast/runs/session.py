@@ -25,7 +25,7 @@ from narrowcast.experiment import Experiment, load_experiment, load_replicas
 from narrowcast.platform.config.files import command, flatten, validate
 from narrowcast.platform.config.redaction import has_hidden
 from narrowcast.platform.config.run_fields import StoreAddress, Tracking, host_of, local_path
-from narrowcast.platform.config.trust import is_trusted
+from narrowcast.platform.config.trust import is_trusted, own_file
 from narrowcast.platform.config.yaml import read_limited, read_yaml
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import NoLearningError, RunFailed, UnresumableFailure, UserError, remedy
@@ -34,7 +34,6 @@ from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Interrupted
 from narrowcast.platform.storage.checkpoint import prune_checkpoints, remove_checkpoints, save_checkpoint
 from narrowcast.platform.storage.disk import disk, remove_parts, remove_tree, writing
-from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.storage.host import defer_signals, host_clock
 from narrowcast.platform.storage.journal import Journal, locked
 from narrowcast.platform.tracking.cursor import Cursor

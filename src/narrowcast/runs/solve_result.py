@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.config.files import validate_result
+from narrowcast.platform.config.trust import read_json
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.platform.tracking import metrics, units
 from narrowcast.platform.tracking.metrics import SolveTargetCost, format_metric, metric_label
 from narrowcast.platform.types import ITERATION, Arrays

@@ -33,9 +33,9 @@ from narrowcast.platform.config.fields import check_name
 from narrowcast.platform.config.files import plugin_folders, set_value
 from narrowcast.platform.config.redaction import hide_secrets, redact, redact_values
 from narrowcast.platform.config.run_fields import StoreAddress, Tracking
+from narrowcast.platform.config.trust import check_shipped, leads_out
 from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import UserError, shown
-from narrowcast.platform.storage.folder_files import check_shipped, leads_out
 from narrowcast.solve_run import Solve, load_solve
 
 _CONFIG = "config.yaml"

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.config.trust import read_json
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.storage.disk import write_atomically
-from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.runs import session
 from narrowcast.runs.folder import CONFIG, has_run, make_writable, remove_local_checkpoints, saved_config, write_config
 from narrowcast.runs.prepared import prepare, prepare_resume

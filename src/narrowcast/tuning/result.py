@@ -29,10 +29,10 @@ import numpy as np
 from narrowcast.cluster.worker_pool import RetryQueue
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.files import PLUGINS
+from narrowcast.platform.config.trust import own_files, read_json
 from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.storage.disk import write_atomically
-from narrowcast.platform.storage.folder_files import own_files, read_json
 from narrowcast.platform.storage.journal import AtWork, locked
 from narrowcast.platform.tracking.metrics import FractionMetrics, format_metric, metric_label
 from narrowcast.platform.tracking.study_sender import TrialRun

@@ -16,10 +16,9 @@ from typing import Any
 
 import optuna
 
-from narrowcast.platform.config.trust import is_looking, remedy
+from narrowcast.platform.config.trust import is_looking, read_json, remedy
 from narrowcast.platform.config.yaml import read_limited, read_yaml
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.storage.folder_files import read_json
 from narrowcast.runs.checks import Budget, Check, difference
 from narrowcast.runs.folder import CONFIG, RESULT
 from narrowcast.runs.run_verification import UNPROVABLE

@@ -23,10 +23,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from narrowcast.platform.config.trust import check_may_run
+from narrowcast.platform.config.trust import check_may_run, own_files, read_json
 from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.storage.disk import write_atomically
-from narrowcast.platform.storage.folder_files import own_files, read_json
 
 GROUP = "narrowcast"
 """The group of entry points; a name is REGISTRY.KIND, such as algorithm.fedavgm."""

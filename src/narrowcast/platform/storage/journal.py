@@ -27,10 +27,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from narrowcast.platform.config.trust import own_file
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.outcome import CLIENT_METRICS_KEY
 from narrowcast.platform.storage.disk import disk
-from narrowcast.platform.storage.folder_files import own_file
 from narrowcast.platform.tracking.metrics import LowerIsBetter, is_better
 from narrowcast.platform.types import ITERATION, ITERATION_COLUMNS, Profiles, RoundLedger, Step
 

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 from narrowcast.platform.config.redaction import redact
 from narrowcast.platform.config.run_fields import StoreAddress, Tracking
+from narrowcast.platform.config.trust import own_files
 from narrowcast.platform.errors import StoreError, StoreRefused, described
-from narrowcast.platform.storage.folder_files import own_files
 from narrowcast.platform.storage.host import PeriodicTask, host_clock
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.tracking.cursor import CURSOR, Cursor
