@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -401,7 +402,7 @@ def test_a_second_interrupt_while_a_command_ends_keeps_what_it_said_of_the_first
             raise RunFailed("interrupted; resume with: this")
         finally:
             try:
-                raise TimeoutError
+                Future[None]().result(timeout=0)
             except TimeoutError:
                 raise KeyboardInterrupt  # noqa: B904 - as a signal raises it, while a process is waited for
 
