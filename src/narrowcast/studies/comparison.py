@@ -192,7 +192,7 @@ class ComparisonVerdicts:
     """A paper's own verdicts and plot of the finished cells of a comparison, in place of those of every comparison."""
 
     judge: Callable[[Tested], list[PaperVerdict]]
-    plot: Callable[[Tested, Path], None]
+    plot: Callable[[Tested, Path], None] | None = None
 
 
 def cells_of(comparison: Comparison, study: str) -> list[DeclaredCell]:
@@ -227,9 +227,9 @@ def table_of(comparison: Comparison, name: str, verdicts: ComparisonVerdicts | N
         plan = cells_plan(name, cells, comparison.seeds, comparison.tuning_seeds)
     else:
         plan = untuned_plan(name, [cell.test([]) for cell in cells], comparison.seeds)
-    return StudyTable(
-        {name: plan}, lambda rows: own.judge(tested(rows)), lambda rows, path: own.plot(tested(rows), path)
-    )
+    plot = own.plot
+    drawn = None if plot is None else lambda rows, path: plot(tested(rows), path)
+    return StudyTable({name: plan}, lambda rows: own.judge(tested(rows)), drawn)
 
 
 def judge_comparison(tested: Tested) -> list[PaperVerdict]:
