@@ -164,9 +164,18 @@ class Model(ABC):
         del seed
         return self
 
+    @property
+    def has_module(self) -> bool:
+        """Whether it is a torch module: a subclass has `module`."""
+        return type(self).module is not Model.module
+
     def module(self, data: Any) -> Any:
-        """Return the untrained torch module for this `Dataset`, for users; None, the default, if it is not one."""
-        del data
+        """Return the untrained torch module for this `Dataset`, for users."""
+        raise NotImplementedError(f"{type(self).__name__} has no module")
+
+    def typed_module(self, data: Any) -> Any:
+        """Return the untrained torch module in the type of the model; by default `module` as it is."""
+        return self.module(data)
 
     @abstractmethod
     def check(self, data: Any) -> None:
@@ -232,10 +241,27 @@ class Model(ABC):
         del data, counts
         return None
 
+    # Parameters and buffers that are not trained
+
     def fixed_names(self, data: Any) -> Collection[str]:
-        """Return the names of parameters and buffers that are not trained; none by default."""
+        """Return their names; by default there are none."""
         del data
         return frozenset()
+
+    def fixed_sha256(self, data: Any) -> str | None:
+        """Return the sha256 of their values; None, the default, if there are none."""
+        del data
+        return None
+
+    def pinned(self, sha256: str | None) -> Self:
+        """Return the model that refuses other values than those of this `fixed_sha256`; by default itself."""
+        del sha256
+        return self
+
+    def state(self, parameters: Arrays, data: Any) -> Arrays:
+        """Return the parameters with those that are not trained; by default there are no others."""
+        del data
+        return parameters
 
     # Metrics to compare with
 

@@ -25,8 +25,6 @@ from narrowcast.platform.config.files import MODEL
 from narrowcast.platform.config.plugins import said
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.factorisation import ITEM_FACTORS
-from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.models.start_model import whole_model
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.state import RunState
 from narrowcast.platform.solving import Problem, SolveState, end_of
@@ -65,7 +63,7 @@ def write_outputs(
     tables = journal.write_tables(task.profiles)
     labelled = labels(experiment, task)
     plots = begin_plots(tables, f"{folder.name}: {labelled['algorithm']} on {labelled['data']}", labelled["shares"])
-    write_model(whole_model(task, experiment.algorithm.final(state.server)), folder / MODEL)
+    write_model(task.model.state(experiment.algorithm.final(state.server), task.data), folder / MODEL)
     result = {
         "name": folder.name,
         **labelled,
@@ -186,7 +184,7 @@ def write_model(model: Arrays, path: Path, metadata: Mapping[str, str] | None = 
 
 def frozen_entry(task: Task) -> dict[str, str]:
     """Return the entry of `result.json` for what no client trains in the model; nothing if all is trained."""
-    sha256 = task.model.fixed_sha256(task.data) if isinstance(task.model, NeuralNetwork) else None
+    sha256 = task.model.fixed_sha256(task.data)
     return {} if sha256 is None else {"frozen_sha256": sha256}
 
 

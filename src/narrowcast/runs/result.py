@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.config.files import MODEL, validate_result
 from narrowcast.platform.config.trust import read_json
-from narrowcast.platform.contracts import Model
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.journal import CLIENT_METRICS
@@ -237,15 +236,11 @@ class Result(FinishedRun[ResultFile]):
             raise UserError(
                 f"{self.name}: clients of {algorithm.kind} have models of their own, and there is no global one"
             )
-        if type(model).module is Model.module:
+        if not model.has_module:
             return self.arrays()
         import torch
 
-        from narrowcast.platform.models.neural_network import NeuralNetwork
-
-        data = load_checked(self.config.data_source)
-        network = isinstance(model, NeuralNetwork)
-        module = model.of_seed(self.seed).typed_module(data) if network else model.module(data)  # type: ignore[attr-defined]
+        module: Any = model.of_seed(self.seed).typed_module(load_checked(self.config.data_source))
         module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in self.arrays().items()})
         return module.eval()
 

@@ -21,7 +21,6 @@ from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.files import MODEL
 from narrowcast.platform.data.soundness import load_checked
-from narrowcast.platform.models.start_model import whole_model
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.evaluation import measure_all, metrics_of, model_sha256, sha256_of
 from narrowcast.platform.rounds.loop import LocalBackend
@@ -277,7 +276,8 @@ class _RunVerification:
             yield from self._measured_model(arrays, result)
             return
         compared = f"each array against the last state, and that state's sha256 against {RESULT}"
-        problem = arrays_problem(arrays, whole_model(self.run.task, algorithm.final(self.last.server)))
+        whole = self.run.task.model.state(algorithm.final(self.last.server), self.run.task.data)
+        problem = arrays_problem(arrays, whole)
         if not problem and (sha256 := model_sha256(algorithm, self.last)) != result["model_sha256"]:
             problem = f"{RESULT} has the model_sha256 {result['model_sha256']}, the last state {sha256}"
         yield Check(MODEL, compared, problem)
@@ -291,7 +291,7 @@ class _RunVerification:
             yield Check(MODEL, skipped=without)
             return
         model = {name: arrays[name] for name in run.algorithm.final(begun.server) if name in arrays}
-        if problem := arrays_problem(arrays, whole_model(run.task, model), "the experiment"):
+        if problem := arrays_problem(arrays, run.task.model.state(model, run.task.data), "the experiment"):
             yield Check(MODEL, "what is not trained in it", problem)
             return
         with one_thread():

@@ -143,7 +143,7 @@ def test_two_rounds_are_those_of_a_plain_loop(kind: str, execution: str) -> None
     n_values = sum(each.numel() for each in module.parameters() if each.requires_grad)
     assert state.uplink_bits == ROUNDS * len(COUNTS) * dense_wire_bits(n_values)
     wanted = {name: each.numpy() for name, each in plain_rounds(task).items()}
-    got = task.model.state(trained, task.data)  # type: ignore[attr-defined]
+    got = task.model.state(trained, task.data)
     moving = {name for name in wanted if wanted[name].dtype.kind == "f" and wanted[name].any()}
     assert got.keys() == wanted.keys()
     assert relative_error({name: got[name] for name in moving}, {name: wanted[name] for name in moving}) <= 3e-5

@@ -75,7 +75,7 @@ def test_steps_are_those_of_a_plain_loop(frozen: bool, by_field: bool, kind: str
     module = half_encoder(frozen=frozen, kind=kind)
     module.load_state_dict({**module.state_dict(), **named(server)})
     if frozen:
-        fixed = task.model.state(server, task.data)["embedding.weight"]  # type: ignore[attr-defined]
+        fixed = task.model.state(server, task.data)["embedding.weight"]
         with torch.no_grad():
             module.get_parameter("embedding.weight").copy_(torch.from_numpy(np.array(fixed)))
     updates = task.training.train(server, Chunk(1, 0, np.arange(CLIENTS), {}), task, LocalTerms())

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import DataSource
-from narrowcast.platform.data.partition import IID, Dirichlet, Natural, Partition, Shards, Similarity
+from narrowcast.platform.data.partition import IID, Partition
 from narrowcast.platform.data.public_set import PublicSet
 from narrowcast.platform.data.samples import Labelled, Samples, tenths
 from narrowcast.platform.errors import UserError
@@ -103,11 +103,11 @@ class Classification(DataSource, Section):
             indptr=nobody,
             public=public,
         )
-        if data.targets == "tokens" and isinstance(self.partition, Dirichlet | Shards | Similarity):
+        if data.targets == "tokens" and self.partition.by_class:
             raise UserError(f"partition {self.partition.kind}: {name} has no classes; use natural, iid or quantity")
         labels = tenths(data.train.labels[:, 0]) if data.targets == "numbers" else data.train.labels
         order, indptr = self.partition.deal(labels, clients, self.seed or 0, users)
-        natural = held_out_users if isinstance(self.partition, Natural) else {}
+        natural = held_out_users if self.partition.by_user else {}
         known = {split: owners for split, owners in natural.items() if owners is not None}
         return replace(data, order=order, indptr=indptr, held_out_users=known, seed=self.seed or 0)
 

@@ -236,7 +236,7 @@ class UserSamples(Classification):
 
         Clients are numbered in ascending order of their ids.
         """
-        if users is None or not isinstance(self.partition, Natural):
+        if users is None or not self.partition.by_user:
             return self.clients or DEFAULT_CLIENTS, train, None, None
         ids, numbers = np.unique(users, return_inverse=True)
         if self.clients is None or self.clients == len(ids):

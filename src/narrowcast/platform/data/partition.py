@@ -7,7 +7,7 @@ The samples of each client, by index.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,13 @@ MOST_REDRAWS = 1000
 
 
 class Partitioner(Section):
-    """Base of the partitions: a subclass gives each sample a client in `owners`, from which `deal` builds the index."""
+    """Base of the partitions: a subclass gives each sample a client in `owners`, from which `deal` builds the index.
+
+    `by_class`: it follows the classes of samples. `by_user`: the clients are the users that the data set has.
+    """
+
+    by_class: ClassVar[bool] = False
+    by_user: ClassVar[bool] = False
 
     def deal(
         self, labels: IntArray, n_clients: int, seed: int, users: IntArray | None = None
@@ -109,6 +115,7 @@ class Dirichlet(Partitioner):
     decide.
     """
 
+    by_class: ClassVar[bool] = True
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(default=0.5, ge=1e-3, le=1e6, description="concentration; small: few classes per client")
     min_examples: int = Field(default=0, ge=0, description="least training samples per client")
@@ -152,6 +159,7 @@ class Shards(Partitioner):
     `classes_per_client` classes; it has fewer if two of its shards are of one class.
     """
 
+    by_class: ClassVar[bool] = True
     kind: Literal["shards"] = "shards"
     classes_per_client: int = Field(default=2, ge=1, description="shards, hence most classes, per client")
 
@@ -190,6 +198,7 @@ class Similarity(Partitioner):
     2019 (arXiv:1909.06335).
     """
 
+    by_class: ClassVar[bool] = True
     kind: Literal["similarity"] = "similarity"
     share: float = Field(default=0.1, ge=0, le=1, description="share of the samples that is assigned at random")
 
@@ -206,6 +215,7 @@ class Similarity(Partitioner):
 class Natural(Partitioner):
     """One client for each user of the data set."""
 
+    by_user: ClassVar[bool] = True
     kind: Literal["natural"] = "natural"
 
     def owners(self, labels: IntArray, n_clients: int, _: np.random.Generator, users: IntArray | None) -> IntArray:

@@ -64,7 +64,7 @@ class Documents(Classification):
         cuts = [_cuts(len(text), self.validation_share, self.test_share) for text in tokens]
         counts = np.array([len(self._starts(*cut[:2])) for cut in cuts], dtype=np.int64)
         kept = np.flatnonzero(counts >= self.min_examples)
-        natural = isinstance(self.partition, Natural)
+        natural = self.partition.by_user
         clients = len(kept) if self.clients is None else self.clients
         if not len(kept) or (natural and clients > len(kept)):
             raise UserError(
@@ -198,12 +198,12 @@ class Shakespeare(Classification):
         cuts = np.array(spans, dtype=np.int64).reshape(-1, 4)
         kept = np.flatnonzero(_n_windows(cuts[:, 1] - cuts[:, 0], self.stride) >= self.min_examples)
         clients = len(kept) if self.clients is None else self.clients
-        if len(kept) == 0 or (isinstance(self.partition, Natural) and clients > len(kept)):
+        if len(kept) == 0 or (self.partition.by_user and clients > len(kept)):
             raise UserError(
                 f"shakespeare: {len(kept)} characters have {self.min_examples} training windows, "
                 f"but {max(clients, 1)} clients are requested; lower clients, min_examples or stride"
             )
-        if isinstance(self.partition, Natural):
+        if self.partition.by_user:
             kept = np.sort(generator(self.seed or 0, "characters").choice(kept, clients, replace=False))
         places = np.cumsum([0, *(len(texts[user]) for user in kept)])[:-1, np.newaxis]
         windows = sliding_window_view(np.concatenate([texts[user] for user in kept]), WINDOW + 1)

@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from narrowcast.platform.config.files import FROZEN, MODEL, START
 from narrowcast.platform.contracts import Model, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.types import Arrays
 
@@ -33,13 +32,11 @@ def start_model(place: Path, folder: Path | None, model: Model, data: Any, seed:
             f"start_from = {place}: no model there ({error}); give the folder of a finished run, or a safetensors file"
         ) from None
     drawn: Arrays = model.init_server(data, seed)
-    whole, fixed = drawn, frozenset[str]()
-    if isinstance(model, NeuralNetwork):
-        whole, fixed = model.of_seed(seed).state(drawn, data), model.of_seed(seed).fixed_names(data)
+    whole, fixed = model.of_seed(seed).state(drawn, data), model.of_seed(seed).fixed_names(data)
     has, wanted, also = ({name: list(each.shape) for name, each in part.items()} for part in (start, drawn, whole))
     if has not in (wanted, also):
         raise UserError(f"start_from = {place}: its model has {_listed(has)}, this experiment's {_listed(wanted)}")
-    for name in fixed & start.keys():
+    for name in start.keys() & fixed:
         if not np.array_equal(start[name], whole[name], equal_nan=True):
             raise UserError(
                 f"start_from = {place}: its {name} is not that of this experiment, which does not train it; build the "
@@ -54,19 +51,12 @@ def pinned(task: Task, folder: Path | None) -> Task:
     Raise `UserError` if `folder`, that of the run, says that it began with others.
     """
     model = task.model
-    if not isinstance(model, NeuralNetwork):
-        return task
     sha256 = model.fixed_sha256(task.data)
     if folder is not None and (folder / FROZEN).is_file():
         sha256 = (folder / FROZEN).read_text().strip()
     model = model.pinned(sha256)
     model.fixed_names(task.data)
     return replace(task, model=model)
-
-
-def whole_model(task: Task, model: Arrays) -> Arrays:
-    """Return a global model with what is not trained in it, as the `state_dict` of a torch module has it."""
-    return task.model.state(model, task.data) if isinstance(task.model, NeuralNetwork) else model
 
 
 def _listed(shapes: dict[str, list[int]]) -> str:
