@@ -53,9 +53,10 @@ TRAININGS: Mapping[str, Any] = {"masked_factorisation": (AlternatingGradient(wei
 """The trainings of models that algorithms train in different ways."""
 SERVER_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "server": {"server_optimizer": {"kind": "momentum"}, "download": {"step": 0.01}},
+    "robust": {"aggregator": {"kind": "median"}},
     "downlink": {"downlink_codec": ["error_feedback", {"kind": "top_k", "fraction": 0.05}]},
 }
-"""Fields, inherited ones included, with which a server remembers more than its model."""
+"""Fields, inherited ones included, with which a server remembers more than its model, or needs more than a sum."""
 CODECS: Mapping[str, list[Any]] = {
     "float32": [],
     "quantised": [{"kind": "quantise", "levels": 5, "scale": "max"}, "entropy"],
@@ -103,7 +104,7 @@ class Trained:
 
 
 def variants(algorithm: Any) -> dict[str, Any]:
-    """Return the algorithm through each codec that it takes, and with the fields by which its server remembers more."""
+    """Return the algorithm through each codec that it takes, and with each of `SERVER_FIELDS` that it has."""
     coded = _with_fields(algorithm, {name: {"codec": stages} for name, stages in CODECS.items()})
     return {**(coded or {"": algorithm}), **server_variants(algorithm)}
 

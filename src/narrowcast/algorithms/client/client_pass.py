@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.algorithms.client.sums import EACH, WEIGHT, TensorSum, add_up
+from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, TensorSum, add_up
 from narrowcast.algorithms.client.uploads import (
     Message,
     TensorCoding,
@@ -61,6 +61,12 @@ class Contribution:
     each: Arrays = field(default_factory=dict)
     state: Arrays = field(default_factory=dict)
 
+    def apart(self) -> Contribution:
+        """Return the contribution with tensors and weights of each client in place of their sum."""
+        assert self.weight is not None, "tensors have a weight"
+        each = {**self.each, **TENSORS.add(self.tensors), WEIGHT: self.weight}
+        return replace(self, tensors={}, weight=None, each=each)
+
     def partial(self, delivered: BoolArray) -> Arrays:
         """Return the partial sum of the chunk, of whose clients some delivered, [C]."""
         partial = {
@@ -95,6 +101,11 @@ class ClientPass(Algorithm, BaseModel, ABC):
         del broadcast, chunk, task
         return Message(updates.changes)
 
+    @property
+    def sums_up(self) -> bool:
+        """Return whether tensors are added up; False: the server is given those of each client, under `EACH`."""
+        return True
+
     def coding(self) -> TensorCoding:
         """Return how tensors are coded: through `codec`, or as they are."""
         return tensor_coding(Codec(self.codec))
@@ -107,7 +118,8 @@ class ClientPass(Algorithm, BaseModel, ABC):
         """Send each client's message within its budget, add up what arrives, and account for it."""
         (trained,) = updates
         contribution, uploads = self.contributed(broadcast, chunk, task, trained)
-        return chunk_result(chunk, trained, uploads, contribution.partial(uploads.delivered), state=contribution.state)
+        counted = contribution if self.sums_up else contribution.apart()
+        return chunk_result(chunk, trained, uploads, counted.partial(uploads.delivered), state=contribution.state)
 
     def contributed(
         self, broadcast: Arrays, chunk: Chunk, task: Task, trained: LocalUpdates

@@ -105,6 +105,11 @@ class Averaging(SizesDownloads, ClientPass):
                 "algorithm.download.rows = touched asks for rows of an item matrix; use download.rows = all"
             )
 
+    @property
+    def sums_up(self) -> bool:
+        """Return whether the changes are added up: an aggregator is given each."""
+        return self.aggregator is None
+
     def check_cohort(self, clients: int) -> None:
         """Raise `UserError` if the aggregator has no guarantee for a whole cohort."""
         if self.aggregator is not None:
@@ -214,12 +219,9 @@ class Averaging(SizesDownloads, ClientPass):
         return None if self.codec else dense_bits(model_of(broadcast), task, clients)
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
-        """Return w_u (y_u - x), or w_u and y_u - x of each client for the aggregator."""
+        """Return y_u - x, with w_u."""
         del broadcast
-        weight = tensor_weights(self.weights, task, chunk, arrived.delivered)
-        if self.aggregator is not None:
-            return Contribution(each={**TENSORS.add(arrived.tensors), WEIGHT: weight})
-        return Contribution(arrived.tensors, weight)
+        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk, arrived.delivered))
 
 
 logger = logging.getLogger(__name__)
