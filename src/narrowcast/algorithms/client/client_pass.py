@@ -9,8 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, TensorSum, add_up
@@ -22,6 +24,7 @@ from narrowcast.algorithms.client.uploads import (
     finite_clients,
     send_tensors,
     tensor_coding,
+    where_client,
 )
 from narrowcast.algorithms.codecs.chain import Codec, Stages
 from narrowcast.platform.contracts import Algorithm, Task
@@ -45,12 +48,13 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What each client of a chunk adds to the sums of the round, and what it keeps.
+    """What each client of a chunk adds to the sums of the round if it delivered, and what it keeps.
 
     Shapes: tensors [C, ...] are added up with `weight` [C], or those that `weights` names with a weight [C] of their
-    own; clients of weight 0 may hold anything. divisor [C] is what the server divides by, None for the weight; sums
-    [C, ...] are added up as they are; each [C, ...] is not added up: the server is given the rows of the clients that
-    delivered. state [C, ...] is the clients' next state, besides what they learnt for themselves.
+    own; clients that did not deliver, or of weight 0, may hold anything. divisor [C] is what the server divides by,
+    None for the weight; sums [C, ...] are added up as they are; each [C, ...] is not added up: the server is given the
+    rows of the clients that delivered. state [C, ...] is the clients' next state, besides what they learnt for
+    themselves.
     """
 
     tensors: Arrays = field(default_factory=dict)
@@ -68,22 +72,27 @@ class Contribution:
         return replace(self, tensors={}, weight=None, each=each)
 
     def partial(self, delivered: BoolArray) -> Arrays:
-        """Return the partial sum of the chunk, of whose clients some delivered, [C]."""
+        """Return the partial sum of the clients of the chunk that delivered, [C]."""
         partial = {
-            **{name: np.asarray(values.sum(axis=0)) for name, values in self.sums.items()},
+            **{name: np.asarray(_of(delivered, values).sum(axis=0)) for name, values in self.sums.items()},
             **EACH.add({name: values[delivered] for name, values in self.each.items()}),
         }
         if self.weight is None:
             return partial
         shared = {name: values for name, values in self.tensors.items() if name not in self.weights}
-        total = TensorSum.weighted(shared, self.weight)
+        total = TensorSum.weighted(shared, _of(delivered, self.weight))
         own = {
-            name: TensorSum.weighted({name: self.tensors[name]}, weight).tensors[name]
+            name: TensorSum.weighted({name: self.tensors[name]}, _of(delivered, weight)).tensors[name]
             for name, weight in self.weights.items()
         }
         total = replace(total, tensors={**total.tensors, **own})
         counted = self.weight if self.divisor is None else self.divisor
-        return {**total.arrays(), WEIGHT: np.array(counted.sum()), **partial}
+        return {**total.arrays(), WEIGHT: np.array(_of(delivered, counted).sum()), **partial}
+
+
+def _of(delivered: BoolArray, values: NDArray[Any]) -> FloatArray:
+    """Return values [C, ...], with zeros for clients that did not deliver."""
+    return where_client(delivered, values, np.zeros(()))
 
 
 class ClientPass(Algorithm, BaseModel, ABC):
