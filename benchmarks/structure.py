@@ -1,6 +1,6 @@
-"""The structure of the package: files, lines, circles of imports, probes, files that a walk enters, moved functions.
+"""The structure of the package: files, circles of imports, probes, names, files that a walk enters, moved functions.
 
-    python benchmarks/structure.py counts                 files, lines, circles and probes
+    python benchmarks/structure.py counts                 files, lines, circles, probes and names
     python benchmarks/structure.py walks                  files entered by a round, `run`, `tune` and a solve
     python benchmarks/structure.py moved REVISION         functions that differ from those of a revision
 
@@ -32,6 +32,10 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "narrowcast"
 SHORT, LONG = 80, 600
+PRONOUNS = {
+    *("each", "found", "place", "places", "one", "another", "said", "here"),
+    *("there", "these", "those", "some", "both", "its", "everybody"),
+}
 Scope = Literal["top", "function", "type"]
 SCOPES: tuple[Scope, ...] = ("top", "function", "type")
 Graph = Mapping[str, Mapping[Scope, set[str]]]
@@ -50,7 +54,7 @@ def sources() -> dict[str, ast.Module]:
 
 def imported(tree: ast.Module, modules: Mapping[str, ast.Module]) -> dict[Scope, set[str]]:
     """Return the modules of the package that a module imports: at its top, in functions, or for types alone."""
-    found: dict[Scope, set[str]] = {scope: set() for scope in SCOPES}
+    by_scope: dict[Scope, set[str]] = {scope: set() for scope in SCOPES}
 
     def visit(node: ast.AST, scope: Scope) -> None:
         for child in ast.iter_child_nodes(node):
@@ -60,17 +64,17 @@ def imported(tree: ast.Module, modules: Mapping[str, ast.Module]) -> dict[Scope,
             elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
                 inner = "type"
             if isinstance(child, ast.Import):
-                found[scope] |= {alias.name for alias in child.names if alias.name in modules}
+                by_scope[scope] |= {alias.name for alias in child.names if alias.name in modules}
             elif isinstance(child, ast.ImportFrom) and child.module:
                 names = {f"{child.module}.{alias.name}" for alias in child.names}
                 deeper = {name for name in names if name in modules}
-                found[scope] |= deeper
+                by_scope[scope] |= deeper
                 if child.module in modules and len(deeper) < len(names):
-                    found[scope].add(child.module)
+                    by_scope[scope].add(child.module)
             visit(child, inner)
 
     visit(tree, "top")
-    return found
+    return by_scope
 
 
 def graph(modules: Mapping[str, ast.Module]) -> Graph:
@@ -81,15 +85,15 @@ def graph(modules: Mapping[str, ast.Module]) -> Graph:
 def circles(imports: Graph, scopes: Sequence[Scope]) -> list[list[str]]:
     """Return the groups of modules that import one another in a circle, by the imports of these scopes."""
     edges = {name: {other for scope in scopes for other in of[scope]} - {name} for name, of in imports.items()}
-    found: list[list[str]] = []
+    rings: list[list[str]] = []
     while True:
         try:
             TopologicalSorter(edges).prepare()
-            return found
+            return rings
         except CycleError as error:
             start = error.args[1][0]
-            ring = {each for each in _reached(edges, start) if start in _reached(edges, each)}
-            found.append(sorted(ring))
+            ring = {module for module in _reached(edges, start) if start in _reached(edges, module)}
+            rings.append(sorted(ring))
             edges = {name: others - ring for name, others in edges.items() if name not in ring}
 
 
@@ -110,6 +114,14 @@ def probes(modules: Mapping[str, ast.Module]) -> int:
     return sum(names[call] for call in (("getattr", 3), ("hasattr", 2)))
 
 
+def pronouns(modules: Mapping[str, ast.Module]) -> int:
+    """Return how many variables and parameters are bound by a word that does not say what they are."""
+    nodes = [node for tree in modules.values() for node in ast.walk(tree)]
+    names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    names += [node.arg for node in nodes if isinstance(node, ast.arg)]
+    return sum(name in PRONOUNS for name in names)
+
+
 def counts() -> dict[str, int]:
     """Return the figures of the package as it lies there."""
     modules, paths = sources(), sorted(PACKAGE.rglob("*.py"))
@@ -127,6 +139,7 @@ def counts() -> dict[str, int]:
         "circles, those in functions too": len(circles(imports, ["top", "function"])),
         "circles, those for types too": len(circles(imports, SCOPES)),
         "probes of attributes": probes(modules),
+        "names that are pronouns": pronouns(modules),
     }
 
 
@@ -147,8 +160,8 @@ def walk(kind: str, words: list[str]) -> tuple[int, int, int]:
     """Return how many files of the package a walk enters, in how many functions, and the modules that it loads."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "entered", kind, json.dumps(words)]
-        said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
-    files, functions, loaded = json.loads(said.splitlines()[-1])
+        output = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    files, functions, loaded = json.loads(output.splitlines()[-1])
     return files, functions, loaded
 
 
@@ -186,12 +199,12 @@ def entered(kind: str, words: list[str]) -> tuple[int, int, int]:
 
 def functions_of(texts: Iterator[str]) -> Counter[str]:
     """Return every function and method by its syntax tree, docstring included, and how often it stands there."""
-    found = Counter[str]()
+    functions = Counter[str]()
     for text in texts:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                found[f"{node.name} {ast.dump(node)}"] += 1
-    return found
+                functions[f"{node.name} {ast.dump(node)}"] += 1
+    return functions
 
 
 def moved(revision: str) -> tuple[list[str], list[str]]:
@@ -204,7 +217,7 @@ def moved(revision: str) -> tuple[list[str], list[str]]:
     before = functions_of(git("show", f"{revision}:{name}") for name in names if name.endswith(".py"))
     after = functions_of(path.read_text() for path in PACKAGE.rglob("*.py"))
     gone, new = (
-        sorted(each.partition(" ")[0] for each in ones.elements()) for ones in (before - after, after - before)
+        sorted(function.partition(" ")[0] for function in ones.elements()) for ones in (before - after, after - before)
     )
     return gone, new
 
