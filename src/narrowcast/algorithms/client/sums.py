@@ -174,6 +174,11 @@ class TensorSum:
         return {name: self.mean(name) for name in self.tensors}
 
 
+def stale_sum(partial: Arrays, factor: float) -> Arrays:
+    """Return a partial sum with its tensors times `factor`, and their weights unchanged."""
+    return {**partial, **TENSORS.add({name: values * factor for name, values in TENSORS.of(partial).items()})}
+
+
 @dataclass(frozen=True)
 class SumBlock:
     """One array of a partial sum, or one column of it; `size` is its number of entries."""
@@ -260,3 +265,15 @@ def row_sum_layout(aggregation: Aggregation, columns: int, task: Task, cohort: i
         one_weight=weighted,
         n_items=0 if weighted else n_items,
     )
+
+
+def tensor_sum_layout(tensors: Arrays, max_weight: int, max_clients: int) -> SumLayout:
+    """Return the layout of a sum of tensors like these, of which a client sends all or nothing, and of its weight."""
+    named = {TENSORS.name(name): np.asarray(values) for name, values in tensors.items()}
+    shapes: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
+        name: (values.shape, values.dtype) for name, values in named.items()
+    }
+    shapes[WEIGHT] = ((), np.float64)
+    values = tuple(SumBlock(name, None, values.size) for name, values in named.items())
+    group = MaskGroup(values, (SumBlock(WEIGHT, None, 1),))
+    return SumLayout((group,), shapes, max_weight, max_clients, one_weight=True)

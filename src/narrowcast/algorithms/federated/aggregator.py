@@ -6,6 +6,7 @@ delivered.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, FloatArray
+
+logger = logging.getLogger(__name__)
 
 
 class Aggregator(Section, ABC):
@@ -32,6 +35,17 @@ class Aggregator(Section, ABC):
 
         A round with fewer changes, since clients dropped out, leaves the server as it is.
         """
+
+    def of_round(self, changes: Arrays, weights: FloatArray, round_index: int) -> Arrays | None:
+        """Return the aggregate of a round; None if no client delivered, or so few that the rule has no guarantee."""
+        if not len(weights):
+            return None
+        try:
+            self.check(len(weights))
+        except UserError as error:
+            logger.warning("round %d: the changes of %d clients are not used: %s", round_index, len(weights), error)
+            return None
+        return self.aggregate(changes, weights)
 
     @abstractmethod
     def aggregate(self, changes: Arrays, weights: FloatArray) -> Arrays:

@@ -6,9 +6,8 @@ Algorithm 1. Letters: x the server's model, y_u client u's after its local steps
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -18,12 +17,12 @@ from narrowcast.algorithms.client.sums import (
     EACH,
     TENSORS,
     WEIGHT,
-    MaskGroup,
-    SumBlock,
     SumLayout,
     TensorSum,
     Weights,
     largest_weight,
+    stale_sum,
+    tensor_sum_layout,
     tensor_weights,
 )
 from narrowcast.algorithms.client.uploads import init_codec_state
@@ -81,6 +80,83 @@ class Averaging(SizesDownloads, ClientPass):
     )
     download: Download = None
 
+    def init(self, task: Task) -> Arrays:
+        """Return x, the server optimizer's slots, and what downloads on a grid need."""
+        model = self.parameters(task)
+        slots = {} if self.server_optimizer is None else initial_slots(self.server_optimizer, model)
+        return {**model, **slots, **self.begun_download(model)}
+
+    def parameters(self, task: Task) -> Arrays:
+        """Return what x holds before round 1: the model's parameters."""
+        return task.initial_parameters()
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the clients' private parameters, and the codec's state for what they train and send."""
+        clients = task.model.init_clients(task.data, task.private_seed.value)
+        if not self.codec:
+            return clients
+        return {**clients, **init_codec_state(self.codec, task.data.n_clients, self.parameters(task))}
+
+    # Client half
+
+    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
+        """Return what the algorithm adds to the local steps: nothing, plain SGD."""
+        del chunk, task
+        return LocalTerms()
+
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
+        """Train the whole model from x."""
+        return [LocalCall(model_of(broadcast), chunk, task, self.terms(chunk, task))]
+
+    @property
+    def sums_up(self) -> bool:
+        """Return whether the changes are added up: an aggregator is given each."""
+        return self.aggregator is None
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return y_u - x, with w_u."""
+        del broadcast
+        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk, arrived.delivered))
+
+    # Server half
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Send x to every client of the round, or x on a grid."""
+        return self.broadcast_model(model_of(server), server, task, round_index)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
+        """Return x after the server's step along the mean change; the state as it is if there is none."""
+        del task
+        changes = self.mean_change(total, round_index)
+        if changes is None:
+            return {**server, **self.kept_download(model_of(server), server, broadcast)}
+        return self.moved(server, broadcast, changes)
+
+    def mean_change(self, total: Arrays, round_index: int) -> Arrays | None:
+        """Return the weighted mean, or the aggregate, of the clients' changes.
+
+        It is None if no client delivered, or too few for the aggregator.
+        """
+        if self.aggregator is not None:
+            each = EACH.of(total)
+            return self.aggregator.of_round(TENSORS.of(each), each[WEIGHT], round_index)
+        sums = TensorSum.of(total)
+        return sums.means() if sums.weight else None
+
+    def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
+        """Return the server state after a step along `changes`, at the server's learning rate."""
+        rate, model = self.server_learning_rate, model_of(server)
+        sent = self.kept_download(model, server, broadcast)
+        if self.server_optimizer is not None:
+            return {**optimizer_step(self.server_optimizer, rate, model, changes, server), **sent}
+        return {**{name: values + rate * changes[name] for name, values in model.items()}, **sent}
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return x."""
+        return model_of(server)
+
+    # What the run asks of the settings
+
     @property
     def traits(self) -> Traits:
         """A client drawn k times has k times its weight in the mean; an aggregator needs the change of each."""
@@ -105,126 +181,25 @@ class Averaging(SizesDownloads, ClientPass):
                 "algorithm.download.rows = touched asks for rows of an item matrix; use download.rows = all"
             )
 
-    @property
-    def sums_up(self) -> bool:
-        """Return whether the changes are added up: an aggregator is given each."""
-        return self.aggregator is None
-
     def check_cohort(self, clients: int) -> None:
         """Raise `UserError` if the aggregator has no guarantee for a whole cohort."""
         if self.aggregator is not None:
             self.aggregator.check(clients)
 
-    def init(self, task: Task) -> Arrays:
-        """Return x, the server optimizer's slots, and what downloads on a grid need."""
-        model = self.parameters(task)
-        slots = {} if self.server_optimizer is None else initial_slots(self.server_optimizer, model)
-        return {**model, **slots, **self.begun_download(model)}
-
-    def parameters(self, task: Task) -> Arrays:
-        """Return what x holds before round 1: the model's parameters."""
-        return task.initial_parameters()
-
-    def init_clients(self, task: Task) -> Arrays:
-        """Return the clients' private parameters, and the codec's state for what they train and send."""
-        clients = task.model.init_clients(task.data, task.private_seed.value)
-        if not self.codec:
-            return clients
-        return {**clients, **init_codec_state(self.codec, task.data.n_clients, self.parameters(task))}
-
-    # Server half
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Send x to every client of the round, or x on a grid."""
-        return self.broadcast_model(model_of(server), server, task, round_index)
-
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return x after the server's step along the mean change; the state as it is if there is none."""
-        del task
-        changes = self.mean_change(total, round_index)
-        if changes is None:
-            return {**server, **self.kept_download(model_of(server), server, broadcast)}
-        return self.moved(server, broadcast, changes)
-
-    def mean_change(self, total: Arrays, round_index: int) -> Arrays | None:
-        """Return the weighted mean, or the aggregate, of the clients' changes.
-
-        It is None if no client delivered, or too few for the aggregator.
-        """
-        if self.aggregator is None:
-            sums = TensorSum.of(total)
-            return sums.means() if sums.weight else None
-        each = EACH.of(total)
-        if not self._are_enough(len(each[WEIGHT]), round_index):
-            return None
-        return self.aggregator.aggregate(TENSORS.of(each), each[WEIGHT])
-
-    def _are_enough(self, clients: int, round_index: int) -> bool:
-        """Return whether so many changes can be aggregated; clients that drop out may leave too few."""
-        assert self.aggregator is not None
-        if not clients:
-            return False
-        try:
-            self.aggregator.check(clients)
-        except UserError as error:
-            logger.warning("round %d: the changes of %d clients are not used: %s", round_index, clients, error)
-            return False
-        return True
-
-    def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
-        """Return the server state after a step along `changes`, at the server's learning rate."""
-        rate, model = self.server_learning_rate, model_of(server)
-        sent = self.kept_download(model, server, broadcast)
-        if self.server_optimizer is not None:
-            return {**optimizer_step(self.server_optimizer, rate, model, changes, server), **sent}
-        return {**{name: values + rate * changes[name] for name, values in model.items()}, **sent}
-
-    def final(self, server: Arrays) -> Arrays:
-        """Return x."""
-        return model_of(server)
-
-    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
-        """Return a partial sum with its changes times `factor`, and their weight unchanged; None with an aggregator."""
-        if self.aggregator is not None:
-            return None
-        tensors = {name: values * factor for name, values in TENSORS.of(partial).items()}
-        return {**partial, **TENSORS.add(tensors)}
-
-    def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
-        """Return one group: all tensors that clients train, and their weight; None with an aggregator."""
-        if self.aggregator is not None:
-            return None
-        tensors = {TENSORS.name(name): np.asarray(values) for name, values in self.parameters(task).items()}
-        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-            name: (values.shape, values.dtype) for name, values in tensors.items()
-        }
-        shapes[WEIGHT] = ((), np.float64)
-        values = tuple(SumBlock(name, None, values.size) for name, values in tensors.items())
-        most = largest_weight(task, cohort) if self.weights == "examples" else cohort
-        return SumLayout((MaskGroup(values, (SumBlock(WEIGHT, None, 1),)),), shapes, most, cohort, one_weight=True)
-
-    # Client half
-
-    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
-        """Return what the algorithm adds to the local steps: nothing, plain SGD."""
-        del chunk, task
-        return LocalTerms()
-
-    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
-        """Train the whole model from x."""
-        return [LocalCall(model_of(broadcast), chunk, task, self.terms(chunk, task))]
-
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C], which is that of x; None with a codec."""
         return None if self.codec else dense_bits(model_of(broadcast), task, clients)
 
-    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
-        """Return y_u - x, with w_u."""
-        del broadcast
-        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk, arrived.delivered))
+    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
+        """Return a partial sum with its changes times `factor`, and their weight unchanged; None with an aggregator."""
+        return stale_sum(partial, factor) if self.sums_up else None
 
-
-logger = logging.getLogger(__name__)
+    def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
+        """Return one group: all tensors that clients train, and their weight; None with an aggregator."""
+        if not self.sums_up:
+            return None
+        most = largest_weight(task, cohort) if self.weights == "examples" else cohort
+        return tensor_sum_layout(self.parameters(task), most, cohort)
 
 
 class FedAvg(Averaging):

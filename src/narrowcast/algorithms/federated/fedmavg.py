@@ -17,13 +17,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.client.row_uploads import FactorUploads
-from narrowcast.algorithms.client.sums import TENSORS, WEIGHT, MaskGroup, SumBlock, SumLayout, TensorSum, add_up
+from narrowcast.algorithms.client.sums import SumLayout, TensorSum, add_up, tensor_sum_layout
 from narrowcast.algorithms.codecs.chain import Codec, Stages
 from narrowcast.algorithms.codecs.messages import RowLayout
 from narrowcast.algorithms.federated.downloads import Download, SizesDownloads
@@ -118,10 +118,7 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
         """
         if self.rows == "touched":
             raise UserError("secure: algorithm.rows = touched names the items of each client; use algorithm.rows = all")
-        w, name = np.asarray(task.initial_parameters()[ROW_FACTORS]), TENSORS.name(ROW_FACTORS)
-        shapes: dict[str, tuple[tuple[int, ...], Any]] = {name: (w.shape, w.dtype), WEIGHT: ((), np.float64)}
-        group = MaskGroup((SumBlock(name, None, w.size),), (SumBlock(WEIGHT, None, 1),))
-        return SumLayout((group,), shapes, most_weight, cohort, one_weight=True)
+        return tensor_sum_layout(task.initial_parameters(), most_weight, cohort)
 
     # Client half
 

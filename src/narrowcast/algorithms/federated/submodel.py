@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
-from narrowcast.algorithms.client.sums import TENSORS, TensorSum, Weights, tensor_weights
+from narrowcast.algorithms.client.sums import TensorSum, Weights, stale_sum, tensor_weights
 from narrowcast.algorithms.client.uploads import chunk_result
 from narrowcast.algorithms.codecs.chain import refuse_stateful
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
@@ -295,8 +295,7 @@ class Submodel(ClientPass):
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays:
         """Return a partial sum with its changes times `factor`, and the weights of entries unchanged."""
-        tensors = {name: values * factor for name, values in TENSORS.of(partial).items()}
-        return {**partial, **TENSORS.add(tensors)}
+        return stale_sum(partial, factor)
 
     # Client half
 
