@@ -18,10 +18,11 @@ from narrowcast.algorithms.federated.shared_basis import RANK_POLICIES
 from narrowcast.algorithms.local_training.rules import LEARNING_RATE_SCHEDULES
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.platform.config.kinds import Registry
-from narrowcast.platform.contracts import Algorithm, DataSource, Fleet, Training
+from narrowcast.platform.contracts import Algorithm, Fleet, Training
+from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.models.measures import LOSSES, METRICS
-from narrowcast.platform.models.model_kinds import MODELS
+from narrowcast.platform.models.model import MODELS
 from narrowcast.platform.rounds.loop import Backend
 from narrowcast.platform.rounds.plan import SCHEDULES
 from narrowcast.platform.rounds.sampling import AVAILABILITIES

@@ -32,10 +32,11 @@ from narrowcast.platform.config.fields import Role, role_of
 from narrowcast.platform.config.files import Defaults, apply_overrides, flatten, plugin_folders, set_value, validate
 from narrowcast.platform.config.kinds import kind_in
 from narrowcast.platform.config.run_fields import Identified, LastingPath, Tracking
-from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
+from narrowcast.platform.contracts import Algorithm, Fleet, Task, Training
+from narrowcast.platform.data.dataset import Dataset, DataSource
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
-from narrowcast.platform.models.model_kinds import MODELS
+from narrowcast.platform.models.model import MODELS, Model
 from narrowcast.platform.models.start_model import pinned, start_model
 from narrowcast.platform.rounds.fleet import Tiers, check_profiles
 from narrowcast.platform.rounds.loop import Backend, LocalBackend

@@ -43,23 +43,22 @@ if TYPE_CHECKING:
     from narrowcast.platform.contracts import (
         Algorithm,
         Broadcast,
-        Dataset,
-        DataSource,
         Fleet,
         LocalCall,
-        Model,
         OwnModel,
         Task,
         Training,
         TrainingTraits,
         Traits,
     )
+    from narrowcast.platform.data.dataset import Dataset, DataSource
     from narrowcast.platform.data.interactions import Interactions
     from narrowcast.platform.data.partition import Partitioner
     from narrowcast.platform.data.samples import Labelled, Samples
     from narrowcast.platform.errors import UserError
     from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis
     from narrowcast.platform.models.measures import Loss, Metric
+    from narrowcast.platform.models.model import Model
     from narrowcast.platform.models.neural_network import NeuralNetwork
     from narrowcast.platform.rounds.loop import Backend
     from narrowcast.platform.rounds.plan import Schedule
@@ -193,11 +192,8 @@ _HOMES = {
         (
             "Algorithm",
             "Broadcast",
-            "DataSource",
-            "Dataset",
             "Fleet",
             "LocalCall",
-            "Model",
             "OwnModel",
             "Task",
             "Training",
@@ -206,6 +202,7 @@ _HOMES = {
         ),
         "platform.contracts",
     ),
+    **dict.fromkeys(("DataSource", "Dataset"), "platform.data.dataset"),
     "Interactions": "platform.data.interactions",
     "Partitioner": "platform.data.partition",
     **dict.fromkeys(("Labelled", "Samples"), "platform.data.samples"),
@@ -213,6 +210,7 @@ _HOMES = {
     **dict.fromkeys(("HiddenUnits", "UnitAxis"), "platform.models.hidden_units"),
     "Loss": "platform.models.measures",
     "Metric": "platform.models.measures",
+    "Model": "platform.models.model",
     "NeuralNetwork": "platform.models.neural_network",
     "Schedule": "platform.rounds.plan",
     "generator": "platform.seeds",

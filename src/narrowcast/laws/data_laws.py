@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from narrowcast.laws.law import LawBrokenError, require
-from narrowcast.platform.contracts import Dataset, DataSource
+from narrowcast.platform.data.dataset import Dataset, DataSource
 from narrowcast.platform.data.soundness import UnsoundDataError, check_counts, check_held_out, check_ownership
 
 

@@ -28,7 +28,8 @@ from narrowcast.laws.small_tasks import (
     task_on,
     trained,
 )
-from narrowcast.platform.contracts import Dataset, Model, Split
+from narrowcast.platform.data.dataset import Dataset
+from narrowcast.platform.models.model import Model, Split
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.types import Arrays, IntArray, LocalUpdates
 

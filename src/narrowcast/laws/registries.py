@@ -28,7 +28,7 @@ from narrowcast.laws import (
 )
 from narrowcast.laws.law import Cases, Verdict, evaluate_laws
 from narrowcast.platform.config.kinds import Registry
-from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import UserError, described
 from narrowcast.tuning import sampler_laws
 

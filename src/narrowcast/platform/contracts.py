@@ -1,20 +1,22 @@
-"""Contracts of data sets, models, trainings, algorithms and executors; the round loop relies on nothing else."""
+"""Contracts of fleets, trainings, algorithms and executors; the round loop relies on them, on models and on data."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, get_args
 
 import numpy as np
 from typing_extensions import TypeVar
 
 from narrowcast.platform.config.kinds import from_fields
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.model import Model
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, ClientSplit, SecureRounds
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import (
@@ -29,88 +31,11 @@ from narrowcast.platform.types import (
     LocalUpdates,
     Payload,
     Profiles,
-    RunInput,
 )
-
-Split = Literal["validation", "test"]
-
-
-class Dataset(RunInput):
-    """The data of all clients, held once and indexed by client."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def n_clients(self) -> int:
-            """The number of clients, U."""
-
-        @property
-        def examples(self) -> IntArray:
-            """The number of training examples of every client, [U]."""
-
-    @property
-    def inputs(self) -> Arrays:
-        """The inputs of the training samples by name; none by default."""
-        return {}
-
-    def examples_of(self, split: ClientSplit) -> IntArray:
-        """Return the number of each client's own samples of a split, [U].
-
-        Raise `UserError` if it has none by definition; by default, whose the samples are is not known.
-        """
-        del split
-        raise UserError(f"{self.name} does not say which samples are whose; leave evaluate_clients out")
-
 
 DataT_co = TypeVar("DataT_co", bound=Dataset, default=Any, covariant=True)
 TrainingT_co = TypeVar("TrainingT_co", default=Any, covariant=True)
 """A `Training`, or the part of one that code below its class reads."""
-
-
-class Source(ABC):  # noqa: B024 - what is loaded differs between its subclasses
-    """What a run loads, as its file names it: a frozen model whose fields are its settings.
-
-    A field `seed: int | None = None` follows the seed of the run unless it is set. A field `path` is the file or folder
-    that is read.
-    """
-
-    if TYPE_CHECKING:
-
-        @property
-        def kind(self) -> str:
-            """The source's name in the catalog."""
-
-    @property
-    def own_seed(self) -> int | None:
-        """The seed that is set; None without one."""
-        seed: int | None = vars(self).get("seed")
-        return seed
-
-    @property
-    def follows_seed(self) -> bool:
-        """Whether the seed of a run is its own: it has a field `seed`, which is not set."""
-        return "seed" in vars(self) and self.own_seed is None
-
-    @property
-    def location(self) -> Path | None:
-        """The file or folder that is read, None for sources without a field `path`."""
-        path: Path | None = vars(self).get("path")
-        return path
-
-    def of_seed(self, seed: int) -> Self:
-        """Return the source for runs of this seed; itself if it does not follow it."""
-        if not self.follows_seed:
-            return self
-        seeded: Self = self.model_copy(update={"seed": seed})  # type: ignore[attr-defined] # a pydantic model
-        return seeded
-
-
-class DataSource(Source):
-    """A data set as an experiment names it."""
-
-    @abstractmethod
-    def load(self) -> Dataset:
-        """Read the `Dataset`; raise `UserError` with the folders searched and the command that fetches it."""
 
 
 class Fleet(Protocol):
@@ -124,154 +49,6 @@ class Fleet(Protocol):
     def profiles(self, examples: IntArray, seed: int) -> Profiles:
         """Return the profile of each client, in the order of `examples` [U]; depends on the arguments alone."""
         ...
-
-
-class Model(ABC):
-    """The model to train: a frozen pydantic model whose fields are its hyper-parameters.
-
-    A subclass has a `kind` and overrides what is abstract. The other members are optional: each stands here with what
-    it returns for a model that does not offer it.
-    """
-
-    if TYPE_CHECKING:
-
-        @property
-        def kind(self) -> str:
-            """The model's name in the catalog."""
-
-    @property
-    def lower_is_better(self) -> Collection[str] | None:
-        """The names of the metrics that are better when lower; None, the default: their words tell."""
-        return None
-
-    @property
-    def shares(self) -> Collection[str] | None:
-        """The names of the metrics that lie between 0 and 1; None, the default: their words tell."""
-        return None
-
-    @property
-    def held_dtype(self) -> str:
-        """The type in which what trains is held and sent: by default that of a field `dtype`, or float32."""
-        return str(vars(self).get("dtype", "float32"))
-
-    @property
-    def moved_statistics(self) -> Literal["refuse", "local", "average"]:
-        """What is done with what training moves besides the parameters; "refuse", the default, if it moves nothing."""
-        return "refuse"
-
-    def of_seed(self, seed: int) -> Self:
-        """Return the model for runs of this seed; by default it is the same for all."""
-        del seed
-        return self
-
-    @property
-    def has_module(self) -> bool:
-        """Whether it is a torch module: a subclass has `module`."""
-        return type(self).module is not Model.module
-
-    def module(self, data: Any) -> Any:
-        """Return the untrained torch module for this `Dataset`, for users."""
-        raise NotImplementedError(f"{type(self).__name__} has no module")
-
-    def typed_module(self, data: Any) -> Any:
-        """Return the untrained torch module in the type of the model; by default `module` as it is."""
-        return self.module(data)
-
-    @abstractmethod
-    def check(self, data: Any) -> None:
-        """Raise `UserError` if the model cannot be trained on this `Dataset`."""
-
-    @abstractmethod
-    def init_server(self, data: Any, seed: int) -> Arrays:
-        """Return the global parameters before round 1."""
-
-    @abstractmethod
-    def init_clients(self, data: Any, seed: int) -> Arrays:
-        """Return the private parameters of all clients before round 1, [U, ...] each, drawn from the private seed."""
-
-    @abstractmethod
-    def evaluate(self, server: Arrays, clients: Arrays, data: Any, split: Split) -> Mapping[str, float]:
-        """Return metrics over all clients on one held-out split; empty if the split is."""
-
-    # Evaluation of clients
-
-    @property
-    def measures_clients(self) -> bool:
-        """Whether it can be evaluated on the samples of each client, as `evaluate_clients` asks."""
-        return type(self).measure_clients is not Model.measure_clients
-
-    @property
-    def client_parameters(self) -> Collection[str] | None:
-        """The names of the private parameters that `measure_clients` takes; None, the default, without that method."""
-        return None
-
-    def measure_clients(
-        self, parameters: Arrays, state: Arrays, data: Any, split: ClientSplit, clients: IntArray
-    ) -> Mapping[str, FloatArray]:
-        """Return metrics of C clients, each on its own samples of a split, [C]; NaN for a client without samples.
-
-        Shapes: parameters [1, ...], one global model for all, or [C, ...]; state [C, ...], the private parameters;
-        clients [C] ascending. The metrics are those of `evaluate`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no measure_clients")
-
-    # Hidden units, of which slices are taken and matched
-
-    def hidden_units(self, data: Any) -> Any:
-        """Return the `HiddenUnits` of the network for this data set; None, the default, if it declares none."""
-        del data
-
-    def narrowed(self, counts: Sequence[int]) -> Self:
-        """Return the network with so many units in each hidden layer, equal to this one if the counts are its own."""
-        raise NotImplementedError(f"{type(self).__name__} has no narrowed, which goes with hidden_units")
-
-    def matched_units(self, data: Any) -> Any:
-        """Return the `HiddenUnits` of which more can be matched across clients; by default those of `hidden_units`.
-
-        Raise `UserError` if there are layers whose units cannot differ in number.
-        """
-        return self.hidden_units(data)
-
-    def resized(self, counts: Sequence[int]) -> Self:
-        """Return the network with so many units in each of the layers of `matched_units`."""
-        return self.narrowed(counts)
-
-    def multiplications(self, data: Any, counts: Sequence[int]) -> int | None:
-        """Return those of a forward pass with so many units; None, the default: the operations of torch are counted."""
-        del data, counts
-        return None
-
-    # Parameters and buffers that are not trained
-
-    def fixed_names(self, data: Any) -> Collection[str]:
-        """Return their names; by default there are none."""
-        del data
-        return frozenset()
-
-    def fixed_sha256(self, data: Any) -> str | None:
-        """Return the sha256 of their values; None, the default, if there are none."""
-        del data
-        return None
-
-    def pinned(self, sha256: str | None) -> Self:
-        """Return the model that refuses other values than those of this `fixed_sha256`; by default itself."""
-        del sha256
-        return self
-
-    def state(self, parameters: Arrays, data: Any) -> Arrays:
-        """Return the parameters with those that are not trained; by default there are no others."""
-        del data
-        return parameters
-
-    # Metrics to compare with
-
-    def baselines(self, data: Any) -> Mapping[str, Mapping[str, float]]:
-        """Return the metrics of predictions without training, by name; none by default.
-
-        Such as `{"popularity": {"test.hr@10": 0.45}}`.
-        """
-        del data
-        return {}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.plugins import said
-from narrowcast.platform.contracts import Source
+from narrowcast.platform.data.dataset import Source
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.contract_checks import method_of, noun
 from narrowcast.platform.rounds.state import Interrupted

@@ -25,7 +25,8 @@ from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.files import FROZEN, START
-from narrowcast.platform.contracts import Dataset, Task
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.contract_checks import (

@@ -27,7 +27,7 @@ from narrowcast.platform.config.redaction import has_hidden
 from narrowcast.platform.config.run_fields import StoreAddress, Tracking, host_of, local_path
 from narrowcast.platform.config.trust import is_trusted, own_file
 from narrowcast.platform.config.yaml import read_limited, read_yaml
-from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import NoLearningError, RunFailed, UnresumableFailure, UserError, remedy
 from narrowcast.platform.rounds.loop import Rounds, lockstep
 from narrowcast.platform.rounds.outcome import Outcome

@@ -20,9 +20,10 @@ from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, build_experiment, defaults_for
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.files import Defaults, plugin_folders
-from narrowcast.platform.contracts import DataSource, Model
+from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.model import Model
 from narrowcast.platform.rounds.evaluation import measure
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import start

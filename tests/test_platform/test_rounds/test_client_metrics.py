@@ -12,11 +12,13 @@ import pytest
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.experiment import load_experiment
 from narrowcast.laws.small_tasks import sample_sets
-from narrowcast.platform.contracts import Dataset, Executor, Model, Task
+from narrowcast.platform.contracts import Executor, Task
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.synthetic import Synthetic
 from narrowcast.platform.data.text import Shakespeare
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.model import Model
 from narrowcast.platform.models.networks import MLP, CharLSTM
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.rounds.evaluation import (

@@ -20,9 +20,9 @@ import torch
 from pydantic import Field
 
 from narrowcast.algorithms.client.uploads import Uploads
-from narrowcast.platform.contracts import Model
 from narrowcast.platform.data.samples import Samples, rows_of_inputs
 from narrowcast.platform.models.hidden_units import HiddenUnits, Units
+from narrowcast.platform.models.model import Model
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.modules import copy_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import DataSource
+from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.partition import IID, Partition
 from narrowcast.platform.data.public_set import PublicSet
 from narrowcast.platform.data.samples import Labelled, Samples, tenths

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.plugins import check_installed
-from narrowcast.platform.contracts import Dataset, DataSource
+from narrowcast.platform.data.dataset import Dataset, DataSource
 from narrowcast.platform.data.user_files import located, npz_arrays
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator

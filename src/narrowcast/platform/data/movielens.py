@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import DataSource
+from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.download import find
 from narrowcast.platform.data.interactions import Events, Interactions, Validation, leave_one_out
 from narrowcast.platform.data.ncf import MOVIELENS, NEGATIVE, TEST, TRAIN, is_ncf, read_columns, read_ncf

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import Registry
-from narrowcast.platform.contracts import DataSource
+from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.samples import Features, Labelled, Samples, described
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import Dataset, DataSource
+from narrowcast.platform.data.dataset import Dataset, DataSource
 from narrowcast.platform.data.download import find
 from narrowcast.platform.data.image_sets import MNIST, FashionMNIST
 from narrowcast.platform.data.ncf import MOVIELENS

@@ -25,7 +25,7 @@ from pyarrow import csv
 from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import DataSource
+from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.interactions import (
     NEGATIVES,
     NO_ITEM,

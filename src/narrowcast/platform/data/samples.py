@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.partition import ClientIndex, index_of_owners, split_like_training
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.types import IntArray

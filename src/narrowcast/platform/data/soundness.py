@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from narrowcast.platform.config.plugins import is_own
-from narrowcast.platform.contracts import Dataset, DataSource
+from narrowcast.platform.data.dataset import Dataset, DataSource
 from narrowcast.platform.data.graph import UNKNOWN, NodeGraph
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.data.rating_matrix import RatingMatrix

@@ -21,10 +21,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import Dataset, Model, Split
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.model import Model, Split
 from narrowcast.platform.models.rating_baselines import rating_baselines, rating_errors
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.seeds import generator

@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import Dataset, Model, Split
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.graph import NodeGraph
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis
+from narrowcast.platform.models.model import Model, Split
 from narrowcast.platform.models.networks import Width
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, IntArray

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from narrowcast.platform.contracts import Model
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.model import Model
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 Units = tuple[IntArray, ...]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import kind_of
-from narrowcast.platform.contracts import Dataset, Model, Split
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.samples import Features, Labelled, Samples, each_input, rows_of_inputs
 from narrowcast.platform.data.samples import described as shapes
 from narrowcast.platform.errors import UserError, described
@@ -41,6 +41,7 @@ from narrowcast.platform.models.measures import (
     default_loss,
     default_metrics,
 )
+from narrowcast.platform.models.model import Model, Split
 from narrowcast.platform.models.module_call import Inputs, call_module, check_tensor, keep_half_types, select_output
 from narrowcast.platform.models.modules import (
     arrays_of,

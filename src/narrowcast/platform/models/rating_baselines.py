@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from narrowcast.platform.contracts import Split
 from narrowcast.platform.data.rating_matrix import RatingMatrix
+from narrowcast.platform.models.model import Split
 from narrowcast.platform.types import FloatArray, IntArray
 
 USER_MEAN, BIASES = "mean of each user", "biases of items and users"

@@ -10,8 +10,9 @@ import numpy as np
 from safetensors import SafetensorError
 
 from narrowcast.platform.config.files import FROZEN, MODEL, START
-from narrowcast.platform.contracts import Model, Task
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.model import Model
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.types import Arrays
 

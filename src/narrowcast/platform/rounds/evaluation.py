@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from narrowcast.platform.contracts import Algorithm, Split, Task
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.models.model import Split
 from narrowcast.platform.rounds.chunks import naming_round
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.outcome import Outcome

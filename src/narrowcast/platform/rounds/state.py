@@ -23,7 +23,8 @@ import psutil
 from numpy.typing import NDArray
 
 from narrowcast.platform.compiled import one_thread
-from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
+from narrowcast.platform.contracts import Algorithm, Task, Training
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.contract_checks import check_final, check_traits

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.storage.disk import disk, make_folders
 from narrowcast.platform.tracking.partition_counts import (
     class_counts,

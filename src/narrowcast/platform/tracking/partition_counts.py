@@ -11,7 +11,7 @@ from typing import Literal, TypeGuard
 
 import numpy as np
 
-from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.types import FloatArray, IntArray
