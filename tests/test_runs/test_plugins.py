@@ -107,7 +107,7 @@ BAD = {
     "lacking": (
         "from pydantic import BaseModel\nfrom narrowcast.extend import Algorithm\nclass X(Algorithm, BaseModel): pass",
         "lacking:X",
-        "is not an algorithm: it lacks broadcast, final, fold, init, init_clients, step, train",
+        "is not an algorithm: it lacks broadcast, final, fold, init, init_clients, step",
     ),
     "former": (
         "from narrowcast.extend import Averaging\nclass X(Averaging):\n    has_global_model: bool = False\n",
