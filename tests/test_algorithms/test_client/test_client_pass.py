@@ -1,0 +1,102 @@
+"""The client pass: what clients contribute, of which some did not deliver, and what their messages weigh."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from digits import digits, make_task, train
+from narrowcast.algorithms.client.client_pass import Contribution
+from narrowcast.algorithms.client.sums import add_up
+from narrowcast.algorithms.client.uploads import Message
+from narrowcast.algorithms.federated.aggregator import CoordinateMedian
+from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.platform.contracts import Algorithm
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import LocalUpdates
+
+COUNTS = [5, 9, 2, 7]
+DELIVERED = np.array([True, False, True, True])
+
+
+def contribution() -> Contribution:
+    """Return that of four clients, of whom the second, with values that are not finite, did not deliver."""
+    tensors = {"a": np.array([[1.0, 2], [np.nan, 3], [4, 5], [6, 7]]), "b": np.array([1.0, np.inf, 3, 4])}
+    weight, own = np.array([1.0, 9, 2, 3]), np.array([0.5, 9, 0.5, 2])
+    return Contribution(
+        *(tensors, weight),
+        weights={"b": own},
+        divisor=np.array([10.0, 9, 20, 30]),
+        sums={"steps": np.array([2.0, 9, 3, 4])},
+        each={"loss": np.array([0.1, 0.9, 0.2, 0.3])},
+    )
+
+
+def test_only_what_arrived_is_summed() -> None:
+    partial = contribution().partial(DELIVERED)
+    assert partial["sum/a"].tolist() == [1 + 8 + 18, 2 + 10 + 21]
+    assert partial["sum/b"] == 0.5 + 1.5 + 8
+    assert partial["weight"] == 60
+    assert partial["steps"] == 9
+    assert partial["each/loss"].tolist() == [0.1, 0.2, 0.3]
+
+
+def test_without_a_divisor_the_weights_are_added_up() -> None:
+    assert replace(contribution(), divisor=None).partial(DELIVERED)["weight"] == 6
+
+
+def test_apart_the_server_has_the_tensors_of_each() -> None:
+    partial = contribution().apart().partial(DELIVERED)
+    assert partial["each/sum/a"].tolist() == [[1, 2], [4, 5], [6, 7]]
+    assert partial["each/weight"].tolist() == [1, 2, 3]
+    assert "sum/a" not in partial
+    joined = add_up([partial, contribution().apart().partial(~DELIVERED)])
+    assert joined["each/loss"].tolist() == [0.1, 0.2, 0.3, 0.9]
+    assert joined["steps"] == 18
+
+
+class StepWeighted(FedAvg):
+    """Clients are weighted by their local steps, which they send."""
+
+    def message(self, broadcast: Any, chunk: Any, task: Any, updates: Any) -> Message:
+        return replace(super().message(broadcast, chunk, task, updates), numbers={"steps": updates.steps})
+
+    def contribution(self, broadcast: Any, chunk: Any, task: Any, arrived: Any) -> Contribution:
+        return replace(super().contribution(broadcast, chunk, task, arrived), weight=arrived.numbers["steps"] * 1.0)
+
+
+def test_a_number_weighs_32_bits_and_weights_the_change() -> None:
+    task = make_task(digits(COUNTS), batch_size=2)
+    (plain,), (own,) = (train(algorithm, task) for algorithm in (FedAvg(), StepWeighted()))
+    assert (own.ledger.uplink_bits == plain.ledger.uplink_bits + 32).all()
+    assert own.partial["weight"] == sum(-(-count // 2) for count in COUNTS) * task.training.epochs
+    (given,) = train(StepWeighted(aggregator=CoordinateMedian()), task)
+    assert given.partial["each/weight"].tolist() == [-(-count // 2) * task.training.epochs for count in COUNTS]
+
+
+def test_the_results_of_some_clients() -> None:
+    values = np.arange(6.0).reshape(3, 2)
+    updates = LocalUpdates(
+        {"x": values}, {"p": values + 1}, values[:, 0], np.arange(3), np.arange(3), slots={"v": -values}
+    )
+    taken = updates.take(np.array([2, 0]))
+    assert taken.changes["x"].tolist() == [[4, 5], [0, 1]]
+    assert taken.slots["v"].tolist() == [[-4, -5], [0, -1]]
+    assert taken.examples.tolist() == [2, 0]
+    assert taken.start_loss is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("local_call", "Old.local_call is now local_calls, which returns a sequence of calls"),
+        ("upload", "Old.upload is now message and contribution: what clients send, and what they add to the sums"),
+        ("upload_parts", "Old.upload_parts is now send"),
+    ],
+)
+def test_methods_of_earlier_versions_are_named(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        type("Old", (Algorithm,), {name: lambda *_: None})
