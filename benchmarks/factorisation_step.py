@@ -42,7 +42,7 @@ from narrowcast.algorithms.local_training.factorisation_kernels import (
 from narrowcast.algorithms.local_training.negatives import ChunkBatches, draw_batches, draw_samples
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.chunks import make_chunks
 from narrowcast.platform.rounds.opening import sample_cohort
 from narrowcast.platform.rounds.sampling import rotation_of

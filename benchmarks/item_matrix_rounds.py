@@ -23,7 +23,7 @@ import torch
 import factorisation_step
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.rounds.state import Run, start
 
 LEVELS = "{kind: quantise, levels: 16, norms: column, rounding: dithered, norm_type: bfloat16}, entropy"

@@ -19,7 +19,7 @@ from narrowcast.algorithms.attacks.inference import (
     positives_of,
 )
 from narrowcast.algorithms.attacks.transcript import Transcript
-from narrowcast.platform.models.factorisation import USER_FACTORS
+from narrowcast.platform.models.model import USER_FACTORS
 from narrowcast.platform.types import BoolArray, FloatArray
 from narrowcast.runs.attack_trial import record_transcript
 

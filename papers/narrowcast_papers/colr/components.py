@@ -22,7 +22,7 @@ from narrowcast.algorithms.client.sums import RowSum
 from narrowcast.algorithms.local_training.factorisation import FactorisationSGD, RowCohort
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.tracking.figures import BLUE, GREEN, new_figure

@@ -25,7 +25,8 @@ from narrowcast.algorithms.secure.schemes import Plain
 from narrowcast.experiment import Experiment
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
+from narrowcast.platform.models.model import USER_FACTORS
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.types import FloatArray, IntArray

@@ -24,7 +24,7 @@ from narrowcast.experiment import Experiment
 from narrowcast.platform.config.files import MODEL
 from narrowcast.platform.config.plugins import said
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.state import RunState
 from narrowcast.platform.solving import Problem, SolveState, end_of

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from narrowcast.cluster.worker_pool import Done, JobQueue, WorkerPool, dispatch
 from narrowcast.packaged import names_solve
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.models.factorisation import USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
+from narrowcast.platform.models.model import USER_FACTORS
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.loop import lockstep
 from narrowcast.platform.rounds.outcome import Outcome

@@ -28,7 +28,7 @@ from narrowcast.algorithms.codecs.sparsify import memory_of_rows
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.negatives import SharedNegatives
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.factorisation import USER_FACTORS
+from narrowcast.platform.models.model import USER_FACTORS
 from narrowcast.platform.seeds import PrivateSeed, stream_keys
 from narrowcast.platform.types import Chunk
 from per_client import make_task, synthetic

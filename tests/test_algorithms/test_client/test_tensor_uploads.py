@@ -30,7 +30,7 @@ from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import USER_FACTORS
+from narrowcast.platform.models.model import USER_FACTORS
 from narrowcast.platform.models.networks import CNN
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.plan import Plan

@@ -18,7 +18,7 @@ from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
 from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.platform.contracts import Algorithm
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.types import Chunk, ChunkResult, PayloadError
 from per_client import Array, make_task, synthetic
 

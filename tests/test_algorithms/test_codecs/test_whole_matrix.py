@@ -16,7 +16,7 @@ from narrowcast.algorithms.codecs.wire import HEADER_BITS
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.types import Chunk, PayloadError
 from per_client import make_task, synthetic
 

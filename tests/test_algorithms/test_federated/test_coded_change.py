@@ -19,7 +19,8 @@ from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
 from narrowcast.laws.small_tasks import PLAN, run, task_of
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.seeds import stream_keys
 

@@ -28,7 +28,8 @@ from narrowcast.laws.algorithm_laws import Trained
 from narrowcast.laws.small_tasks import PLAN, interactions, run, sha256, task_of
 from narrowcast.platform.contracts import Recipients
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.rounds.plan import Buffered
 from narrowcast.platform.types import Chunk, PayloadError

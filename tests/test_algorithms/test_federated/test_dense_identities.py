@@ -19,7 +19,7 @@ from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.types import Chunk, LocalTerms, PayloadError
 from quadratics import quadratics

@@ -12,7 +12,7 @@ from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, basis_seed, draw_components
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.chunks import make_chunks
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.loop import rounds

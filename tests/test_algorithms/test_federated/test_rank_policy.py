@@ -6,7 +6,7 @@ import pytest
 from narrowcast.algorithms.client.sums import RowSum
 from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, UniformRank
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run

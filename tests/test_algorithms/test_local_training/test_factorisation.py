@@ -14,7 +14,7 @@ from narrowcast.algorithms.local_training.factorisation_kernels import Subspace
 from narrowcast.algorithms.local_training.negatives import draw_batches
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.contracts import Algorithm
-from narrowcast.platform.models.factorisation import USER_FACTORS
+from narrowcast.platform.models.model import USER_FACTORS
 from narrowcast.platform.types import Chunk, ChunkResult
 from per_client import (
     Array,

@@ -28,7 +28,7 @@ from narrowcast.algorithms.local_training.factorisation_kernels import (
 )
 from narrowcast.algorithms.local_training.negatives import ChunkSamples, draw_batches, draw_samples, shuffle
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.types import Chunk
 from per_client import Array, LowRankPart, client_batches, make_task, relative_error, synthetic, train_cohort
 

@@ -20,7 +20,7 @@ from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.rules import Constant, Cosine, InverseTime, StepDecay, Warmup
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.models.networks import Softmax
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.plan import Plan

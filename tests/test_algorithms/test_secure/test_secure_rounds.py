@@ -13,7 +13,7 @@ from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.masking_client import Step, dropout_steps
 from narrowcast.algorithms.secure.messages import EnvelopeFormat
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.rounds import chunks
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import Run

@@ -14,7 +14,8 @@ from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
 from narrowcast.platform.contracts import Algorithm, Broadcast, Executor, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.fleet import Clock, LogNormalFleet
 from narrowcast.platform.rounds.loop import rounds

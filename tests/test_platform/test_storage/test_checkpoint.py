@@ -19,7 +19,7 @@ from safetensors.numpy import load, save
 
 from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.state import RunState
 from narrowcast.platform.storage.checkpoint import check_place, load_checkpoint, save_checkpoint

@@ -27,7 +27,7 @@ from narrowcast.algorithms.secure.participation import RoundKeys
 from narrowcast.algorithms.secure.unmasking import protected_groups
 from narrowcast.platform.config.kinds import from_fields
 from narrowcast.platform.contracts import Algorithm, Executor, Task
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, SecureRounds
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, IntArray
 

@@ -44,7 +44,8 @@ from narrowcast.algorithms.local_training.factorisation_kernels import FusedResu
 from narrowcast.algorithms.local_training.negatives import SharedNegatives
 from narrowcast.algorithms.local_training.ratings import Factors, FactorUpdates, local_updates
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.factorisation import ROW_FACTORS, USER_FACTORS
+from narrowcast.platform.models.factorisation import ROW_FACTORS
+from narrowcast.platform.models.model import USER_FACTORS
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
 
 Rows = NDArray[np.float32]

@@ -44,7 +44,7 @@ from narrowcast.platform.config.fields import ROUNDS
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import Algorithm, Broadcast, Downloads, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import stream_keys, uniform_unit
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Dtype, IntArray
 

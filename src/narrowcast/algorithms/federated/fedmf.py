@@ -33,7 +33,8 @@ from narrowcast.algorithms.federated.fedavg import ServerLearningRate
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, Payload
 
 

@@ -51,7 +51,8 @@ from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task, Traits
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.factorisation import MatrixFactorisation
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.types import (
     Arrays,
     Chunk,

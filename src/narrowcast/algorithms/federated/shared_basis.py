@@ -36,7 +36,7 @@ from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.factorisation import ITEM_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import generator, stream_keys, uniform_below, uniform_bits
 from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, Profiles
 

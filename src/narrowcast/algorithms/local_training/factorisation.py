@@ -46,7 +46,7 @@ from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE
 from narrowcast.platform.contracts import Task, Training
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
 
 

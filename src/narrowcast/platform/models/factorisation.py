@@ -25,13 +25,12 @@ from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.model import Model, Split
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS, Model, Split
 from narrowcast.platform.models.rating_baselines import rating_baselines, rating_errors
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
-ITEM_FACTORS, USER_FACTORS = "item_factors", "user_factors"
 _USERS_AT_ONCE = 100  # their scores, or the rows gathered for them, fit in the processor's cache
 _ITEMS_PER_CANDIDATE = 50  # up to here, scoring all items is faster than gathering the ranked ones
 

@@ -11,6 +11,8 @@ from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 Split = Literal["validation", "test"]
+ITEM_FACTORS, USER_FACTORS = "item_factors", "user_factors"
+"""Names of the parameters of matrix factorisation, which algorithms and messages know."""
 
 
 class Model(ABC):
