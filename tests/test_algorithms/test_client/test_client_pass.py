@@ -16,7 +16,7 @@ from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import LocalUpdates
+from narrowcast.platform.types import Chunk, LocalUpdates
 
 COUNTS = [5, 9, 2, 7]
 DELIVERED = np.array([True, False, True, True])
@@ -87,6 +87,19 @@ def test_the_results_of_some_clients() -> None:
     assert taken.slots["v"].tolist() == [[-4, -5], [0, -1]]
     assert taken.examples.tolist() == [2, 0]
     assert taken.start_loss is None
+
+
+def test_a_client_whose_training_left_the_finite_numbers_keeps_its_state() -> None:
+    task = make_task(digits([5, 9]))
+    held = {"p": np.array([[1.0], [2.0]])}
+    state = {"p": np.array([[3.0], [np.nan]])}
+    ones, changes = np.ones(2, dtype=np.int64), {"w": np.ones((2, 3), dtype=np.float32)}
+    updates = LocalUpdates(changes, state, np.ones(2), ones, ones)
+    result = FedAvg().send({}, Chunk(1, 0, np.arange(2), held), task, [updates])
+    assert result.state["p"].tolist() == [[3], [2]]
+    assert result.ledger.delivered.tolist() == [True, False]
+    assert (result.ledger.uplink_bits > 0).all()
+    assert result.partial["weight"] == 5
 
 
 @pytest.mark.parametrize(
