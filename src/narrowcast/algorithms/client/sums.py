@@ -46,10 +46,10 @@ def refuse_weights(kind: str, weights: Weights) -> None:
         raise UserError(f"algorithm.weights = {weights}: {kind} has weights of its own; leave weights out")
 
 
-def tensor_weights(weights: Weights, task: Task, chunk: Chunk, delivered: BoolArray) -> FloatArray:
-    """Return each client's weight in the mean of tensors, [C], times its draws; 0 if its update was not delivered."""
+def tensor_weights(weights: Weights, task: Task, chunk: Chunk) -> FloatArray:
+    """Return each client's weight in the mean of tensors, [C], times its draws."""
     examples = task.data.examples[chunk.clients].astype(np.float64)
-    counted = np.where(delivered, examples if weights == "examples" else 1.0, 0.0)
+    counted = examples if weights == "examples" else np.ones(len(examples))
     return counted if chunk.draws is None else counted * chunk.draws
 
 

@@ -127,7 +127,7 @@ class AdaptiveAtomo(ClientPass):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return what is decoded of each change, by the clients' examples."""
         del broadcast
-        return Contribution(arrived.tensors, tensor_weights("examples", task, chunk, arrived.delivered))
+        return Contribution(arrived.tensors, tensor_weights("examples", task, chunk))
 
     # What the channel is told before a round
 

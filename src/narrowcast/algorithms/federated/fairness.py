@@ -105,7 +105,7 @@ class QFFL(LossReporting):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return the numerator and the denominator of the server's step."""
         del broadcast
-        weight = tensor_weights(self.weights, task, chunk, arrived.delivered)
+        weight = tensor_weights(self.weights, task, chunk)
         loss = np.where(arrived.delivered, arrived.numbers[_LOSS], 1.0) + _TINY_LOSS
         bound = self.lipschitz or 1 / arrived.updates.mean_rates(task.training.learning_rate)
         squares = sum(np.square(change).reshape(len(loss), -1).sum(axis=1) for change in arrived.tensors.values())
@@ -177,7 +177,7 @@ class AFL(LossReporting):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return lambda_u (y_u - x), and F_u of each client."""
         del task
-        weight = np.where(arrived.delivered, np.asarray(broadcast[_MIXTURE])[chunk.clients], 0.0)
+        weight = np.asarray(broadcast[_MIXTURE])[chunk.clients]
         return Contribution(arrived.tensors, weight, each={_CLIENTS: chunk.clients, _LOSSES: arrived.numbers[_LOSS]})
 
 

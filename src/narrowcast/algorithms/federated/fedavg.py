@@ -116,7 +116,7 @@ class Averaging(SizesDownloads, ClientPass):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return y_u - x, with w_u."""
         del broadcast
-        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk, arrived.delivered))
+        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk))
 
     # Server half
 

@@ -301,7 +301,7 @@ class FedMD(ClientPass):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return the outputs, with the clients' weights in their mean."""
         del broadcast
-        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk, arrived.delivered))
+        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk))
 
     def own_models(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[OwnModel]:
         """Return each client's network as it is after its last round; untrained if it had none."""

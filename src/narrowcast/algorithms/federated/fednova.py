@@ -82,7 +82,7 @@ class FedNova(Proximal):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return w_u (y_u - x) / |a_u| and w_u |a_u|."""
         del broadcast
-        updates, weight = arrived.updates, tensor_weights(self.weights, task, chunk, arrived.delivered)
+        updates, weight = arrived.updates, tensor_weights(self.weights, task, chunk)
         rates = updates.mean_rates(task.training.learning_rate)[updates.steps > 0]
         norms = self._norms(task, updates.steps, float(rates.max(initial=0.0)))
         return Contribution(arrived.tensors, weight / norms, divisor=weight, sums={_STEPS: weight * norms})

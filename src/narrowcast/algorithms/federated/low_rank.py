@@ -250,7 +250,7 @@ class LowRank(RowAveraging, ClientPass, ABC):
 
         Each component is divided by the examples of the clients that sent it, or of all clients (`weighted`).
         """
-        weight, counts = tensor_weights("examples", task, chunk, arrived.delivered), {}
+        weight, counts = tensor_weights("examples", task, chunk), {}
         if self.aggregation != "weighted":
             masks = self._columns(self.final(broadcast), chunk, task).masks
             counts = COMPONENT_WEIGHTS.add({name: weight[:, None] * mask for name, mask in masks.items()})

@@ -152,7 +152,7 @@ class Scaffold(ClientPass):
         moved, sent = CONTROL.without(arrived.tensors), CONTROL.of(arrived.tensors)
         if not self._sends_control:
             sent = self._controls(broadcast, chunk, task, replace(arrived.updates, changes=moved))
-        weight = tensor_weights("equal", task, chunk, arrived.delivered)
+        weight = tensor_weights("equal", task, chunk)
         of_all = dict.fromkeys(CONTROL.add(sent), weight / task.data.n_clients)
         state = {
             name: where_client(arrived.delivered, before + sent[name], before)

@@ -307,7 +307,7 @@ class Submodel(ClientPass):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return w_u (y_u - x) of the clients of one slice."""
         del broadcast
-        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk, arrived.delivered))
+        return Contribution(arrived.tensors, tensor_weights(self.weights, task, chunk))
 
     def send(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
         """Send y_u - x of each slice, and add up w_u (y_u - x) and w_u entry by entry."""
