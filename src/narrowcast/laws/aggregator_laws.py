@@ -32,8 +32,8 @@ def _changes(clients: int) -> tuple[Arrays, FloatArray]:
     return changes, weights
 
 
-def _far_apart(some: Arrays, changed: Arrays) -> bool:
-    return not all(np.allclose(some[name], changed[name], rtol=1e-4, atol=1e-5) for name in _SHAPES)
+def _far_apart(before: Arrays, changed: Arrays) -> bool:
+    return not all(np.allclose(before[name], changed[name], rtol=1e-4, atol=1e-5) for name in _SHAPES)
 
 
 def an_aggregate_has_the_shape_of_one_change(aggregator: Aggregator) -> None:

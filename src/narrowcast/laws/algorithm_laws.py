@@ -341,17 +341,19 @@ def a_lost_upload_is_counted_and_not_aggregated(case: Trained) -> None:
     """Lose the uploads of every third client."""
     algorithm, task, free = case.algorithm, case.task, case.free
     lost = np.arange(N_CLIENTS) % 3 == 1
-    some = train_everyone(algorithm, task, lost=lost)
-    require(np.array_equal(some.ledger.uplink_bits, free.ledger.uplink_bits), "a lost upload costs other bits")
-    require(np.array_equal(some.ledger.delivered, free.ledger.delivered & ~lost), "a lost upload counts as delivered")
+    partial = train_everyone(algorithm, task, lost=lost)
+    require(np.array_equal(partial.ledger.uplink_bits, free.ledger.uplink_bits), "a lost upload costs other bits")
+    require(
+        np.array_equal(partial.ledger.delivered, free.ledger.delivered & ~lost), "a lost upload counts as delivered"
+    )
     without = train_everyone(algorithm, task, np.flatnonzero(~lost))
     everyone = stepped(algorithm, task, free)
-    got, wanted = stepped(algorithm, task, some), stepped(algorithm, task, without)
+    got, wanted = stepped(algorithm, task, partial), stepped(algorithm, task, without)
     require(close(got, wanted, case.before, 1e-5), "the model is not that of the others alone")
     # a median of sparse updates may stand still
     if any((everyone[name] != case.before[name]).any() for name in case.before):
         require(not close(got, everyone, case.before, 1e-3), "the model is that of all clients")
-    for name, values in some.state.items():
+    for name, values in partial.state.items():
         if name.startswith("codec/"):
             require(np.array_equal(values, free.state[name]), f"{name} is not what it is after a delivered upload")
 

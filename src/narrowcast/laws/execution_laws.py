@@ -119,18 +119,18 @@ def backend_cases(backend: Backend) -> dict[str, Hosted]:
 
 def the_model_is_that_of_the_local_backend(case: Hosted) -> None:
     """Run the rounds here and there."""
-    there = case.there()
-    require(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
-    require([outcome.record for outcome in there] == [outcome.record for outcome in case.here], "the records differ")
+    outcomes = case.there()
+    require(sha256(ALGORITHM, outcomes) == sha256(ALGORITHM, case.here), "the models differ")
+    require([outcome.record for outcome in outcomes] == [outcome.record for outcome in case.here], "the records differ")
 
 
 def it_resumes_from_a_state(case: Hosted) -> None:
     """Go on there from a state that was reached here."""
-    there = case.there(middle=2)
+    outcomes = case.there(middle=2)
     require(
-        [outcome.record for outcome in there] == [outcome.record for outcome in case.here[2:]], "the records differ"
+        [outcome.record for outcome in outcomes] == [outcome.record for outcome in case.here[2:]], "the records differ"
     )
-    require(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
+    require(sha256(ALGORITHM, outcomes) == sha256(ALGORITHM, case.here), "the models differ")
 
 
 BACKEND_LAWS = (the_model_is_that_of_the_local_backend, it_resumes_from_a_state)

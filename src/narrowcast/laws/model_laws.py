@@ -53,8 +53,8 @@ class Fitted:
     def learners(self) -> IntArray:
         """Three clients with samples, or as many as there are; the last has the fewest."""
         examples = self.data.examples
-        some = np.flatnonzero(examples)[-3:]
-        return some[np.argsort(-examples[some], kind="stable")]
+        clients = np.flatnonzero(examples)[-3:]
+        return clients[np.argsort(-examples[clients], kind="stable")]
 
     def trained(self, clients: IntArray) -> LocalUpdates:
         """Train these clients in round 1, as one chunk."""
@@ -170,11 +170,11 @@ def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
     if not model.measures_clients:
         return
     server, state = model.init_server(data, 0), model.init_clients(data, 0)
-    shared, everybody = {name: values[np.newaxis] for name, values in server.items()}, np.arange(data.n_clients)
+    shared, all_clients = {name: values[np.newaxis] for name, values in server.items()}, np.arange(data.n_clients)
     for split in SPLITS:
         examples = data.examples_of(split)
-        at_once = model.measure_clients(shared, state, data, split, everybody)
-        for clients in np.split(everybody, range(2, len(everybody), 2)):
+        at_once = model.measure_clients(shared, state, data, split, all_clients)
+        for clients in np.split(all_clients, range(2, len(all_clients), 2)):
             of_clients = {name: state[name][clients] for name in model.client_parameters or ()}
             for name, values in model.measure_clients(shared, of_clients, data, split, clients).items():
                 same = np.allclose(values, at_once[name][clients], rtol=1e-5, atol=1e-6, equal_nan=True)

@@ -48,12 +48,12 @@ def links_depend_on_seed_round_and_client_alone(case: Heard) -> None:
     forwards = [case.draw(3, index) for index in rounds]
     copied = Heard(pickle.loads(pickle.dumps(case.channel)), case.clients)
     backwards = [copied.draw(3, index) for index in reversed(rounds)][::-1]
-    some = np.arange(case.clients)[::-2].copy()
+    clients = np.arange(case.clients)[::-2].copy()
     for index, first, again in zip(rounds, forwards, backwards, strict=True):
-        part = case.draw(3, index, some)
+        part = case.draw(3, index, clients)
         for name in ("uplink_bits_per_second", "downlink_bits_per_second", "lost"):
             require(np.array_equal(getattr(first, name), getattr(again, name)), f"{name} of round {index} differs")
-            same = np.array_equal(getattr(first, name)[some], getattr(part, name))
+            same = np.array_equal(getattr(first, name)[clients], getattr(part, name))
             require(same, f"{name} of round {index} differs when fewer clients are there")
 
 
@@ -188,10 +188,10 @@ def ranks_lie_between_none_and_the_highest(policy: RankPolicy) -> None:
 
 def a_rank_depends_on_seed_round_and_client_alone(policy: RankPolicy) -> None:
     """Choose for all clients and for every other one."""
-    some = np.arange(100)[::-2].copy()
+    clients = np.arange(100)[::-2].copy()
     everyone = policy.ranks(profiles_of(np.arange(100)), 8, _bits_at_rank(100), 5, 2)
     require(
-        np.array_equal(policy.ranks(profiles_of(some), 8, _bits_at_rank(len(some)), 5, 2), everyone[some]),
+        np.array_equal(policy.ranks(profiles_of(clients), 8, _bits_at_rank(len(clients)), 5, 2), everyone[clients]),
         "a client's rank differs when fewer clients are there",
     )
 

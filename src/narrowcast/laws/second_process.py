@@ -43,16 +43,16 @@ class SecondProcess:
 
     def verdict(self) -> Verdict:
         """Return whether the digests there are those of this process."""
-        there = self._answer()
-        if isinstance(there, str):
-            return Verdict(LAW, len(self.cases), there)
+        answer = self._answer()
+        if isinstance(answer, str):
+            return Verdict(LAW, len(self.cases), answer)
         for label, case in self.cases.items():
             try:
-                same = self.digest_of(case) == there[label]
+                same = self.digest_of(case) == answer[label]
             except (Exception, SystemExit) as error:
                 return Verdict(LAW, len(self.cases), _labelled(label, described(error)))
             if not same:
-                return Verdict(LAW, len(self.cases), _labelled(label, f"they differ: {self._cause(label, there)}"))
+                return Verdict(LAW, len(self.cases), _labelled(label, f"they differ: {self._cause(label, answer)}"))
         return Verdict(LAW, len(self.cases), None)
 
     def _answer(self) -> dict[str, str] | str:
@@ -67,22 +67,22 @@ class SecondProcess:
         answer: dict[str, str] = json.loads((self.folder / _ANSWER).read_text())
         return answer
 
-    def _cause(self, label: str, there: Mapping[str, str]) -> str:
-        here: list[str] = []
+    def _cause(self, label: str, answer: Mapping[str, str]) -> str:
+        digests: list[str] = []
         moved: tuple[str, ...] = ()
         for word in (0, _WORD):
             with isolated(word):
                 before = states()
-                here.append(self.digest_of(self.cases[label]))
+                digests.append(self.digest_of(self.cases[label]))
                 moved = moved_since(before)
-        if moved and here[0] != here[1]:
+        if moved and digests[0] != digests[1]:
             return (
                 f"it draws from {' and '.join(moved)}, whose state is that of a whole process; draw from "
                 "numpy.random.default_rng of a seed or key that it is given"
             )
         with _started(self.digest_of, {label: self.cases[label]}) as third:
             again = third._answer()
-        if isinstance(again, dict) and again[label] == there[label]:
+        if isinstance(again, dict) and again[label] == answer[label]:
             return "it depends on Python's hash of text, or on the order of a set, which each process has its own of"
         return "it depends on a generator without a seed, on the time, or on where objects lie in memory"
 
@@ -110,13 +110,13 @@ def _started(digest_of: DigestOf, cases: Cases[Any]) -> Iterator[SecondProcess]:
         folder = Path(name)
         (folder / _CALL).write_bytes(pickle.dumps(sys.path) + pickle.dumps((digest_of, cases)))
         seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-        with (folder / _SAID).open("wb") as said:
+        with (folder / _SAID).open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(folder)],
                 env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
             )
         try:
             yield SecondProcess(digest_of, cases, folder, process)

@@ -70,12 +70,14 @@ def updates_have_a_row_for_each_client_and_are_finite(case: Rehearsed) -> None:
 
 def a_client_learns_the_same_in_any_company(case: Rehearsed) -> None:
     """Train clients 2, 5 and 7 alone, together and among all."""
-    everyone, some = case.train(range(N_CLIENTS)), case.train([7, 2, 5])
-    for name, values in some.changes.items():
+    everyone, partial = case.train(range(N_CLIENTS)), case.train([7, 2, 5])
+    for name, values in partial.changes.items():
         wanted = everyone.changes[name][[7, 2, 5]]
         scale = float(np.abs(everyone.changes[name]).max())
         require(float(np.abs(values - wanted).max()) <= 1e-5 * scale + 1e-12, f"{name} differs by more than rounding")
-    require(np.array_equal(some.examples, everyone.examples[[7, 2, 5]]), "clients train on other numbers of examples")
+    require(
+        np.array_equal(partial.examples, everyone.examples[[7, 2, 5]]), "clients train on other numbers of examples"
+    )
 
 
 def samples_are_those_that_it_trains_on(case: Rehearsed) -> None:

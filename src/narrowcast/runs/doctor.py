@@ -212,8 +212,8 @@ def _free_gib(path: Path) -> float | None:
 def _data(experiment: Experiment | None) -> Finding:
     if experiment is not None:
         return _try("data", lambda: f"{(data := experiment.data_source.load()).name} in {data.source}")
-    present = [row.name for row in download.status() if row.found]
-    missing = [row.name for row in download.status() if not row.found]
+    present = [row.name for row in download.status() if row.folder]
+    missing = [row.name for row in download.status() if not row.folder]
     state = f"here: {', '.join(present) or 'none'}" + (f"; not here: {', '.join(missing)}" if missing else "")
     return Finding("data", "ok" if present else "note", state, "" if present else f"narrowcast data fetch {missing[0]}")
 

@@ -108,8 +108,8 @@ def _inner_products(program: SemidefiniteProgram, vectors: FloatArray) -> FloatA
     constraints, rank = program.constraints, vectors.shape[1]
     products = vectors[constraints.rows][:, :, None] * vectors[constraints.columns][:, None, :]
     off = (constraints.rows != constraints.columns)[:, None, None]
-    both = np.where(off, products + products.transpose(0, 2, 1), products)
-    return np.asarray(constraints.values @ both.reshape(len(both), -1)).reshape(-1, rank, rank)
+    symmetric = np.where(off, products + products.transpose(0, 2, 1), products)
+    return np.asarray(constraints.values @ symmetric.reshape(len(symmetric), -1)).reshape(-1, rank, rank)
 
 
 Perturbation = Literal["none", "noise", "curvature"]

@@ -273,8 +273,8 @@ class EntryCompletion(ProblemSource, Section):
 def _npz(path: Path) -> list[NDArray[Any]]:
     with npz_arrays(path, "row, column and value") as arrays:
         if missing := [name for name in _NAMES if name not in arrays.files]:
-            there = ", ".join(arrays.files) or "nothing"
-            raise UserError(f"{path}: has no array {missing[0]}, only {there}; write row, column and value")
+            listed = ", ".join(arrays.files) or "nothing"
+            raise UserError(f"{path}: has no array {missing[0]}, only {listed}; write row, column and value")
         return [np.atleast_1d(arrays[name]) for name in _NAMES]
 
 

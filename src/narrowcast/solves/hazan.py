@@ -119,9 +119,9 @@ class PenalisedCut:
         error = image[:-1] - 1
         if self.penalty == "quadratic":
             return float(image[-1] + self.weight * (error @ error) / 2)
-        both = self.sharpness * np.concatenate([error, -error])
-        top = float(both.max())
-        soft = top + math.log(np.exp(both - top).sum()) - math.log(len(both))
+        errors = self.sharpness * np.concatenate([error, -error])
+        top = float(errors.max())
+        soft = top + math.log(np.exp(errors - top).sum()) - math.log(len(errors))
         return float(image[-1] + self.weight * soft / self.sharpness)
 
     def gradient(self, image: FloatArray) -> FloatArray:
@@ -129,8 +129,8 @@ class PenalisedCut:
         error = image[:-1] - 1
         if self.penalty == "quadratic":
             return np.append(self.weight * error, 1.0)
-        both = self.sharpness * np.concatenate([error, -error])
-        shares = np.exp(both - both.max())
+        errors = self.sharpness * np.concatenate([error, -error])
+        shares = np.exp(errors - errors.max())
         shares /= shares.sum()
         return np.append(self.weight * (shares[: len(error)] - shares[len(error) :]), 1.0)
 

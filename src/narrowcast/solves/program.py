@@ -157,9 +157,9 @@ class Program(Solver, Section):
             arrays = read_arrays(folder / "out", self._name)
         report = arrays.pop(_REPORT, None)
         if missing := [name for name in self.answer_arrays if name not in arrays]:
-            there = ", ".join(arrays) or "nothing"
+            listed = ", ".join(arrays) or "nothing"
             raise RunFailed(
-                f"{self._name} wrote no out/{missing[0]}.csv, only {there}; solver.answer_arrays names the answer's"
+                f"{self._name} wrote no out/{missing[0]}.csv, only {listed}; solver.answer_arrays names the answer's"
             )
         if iterations and report is None:
             raise RunFailed(f"{self._name} wrote no out/report.csv; it is one line RESIDUAL,STATUS")
@@ -191,9 +191,9 @@ class Program(Solver, Section):
             _kill_marked(mark)  # what it started in sessions of their own
             with log:
                 log.seek(0)
-                said = log.read().decode(errors="replace").split("\n")
+                lines = log.read().decode(errors="replace").split("\n")
         if status:
-            last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
             raise RunFailed(f"{self._name} ended with status {status}: {last[:_LONGEST]}")
 
     def _read(self, report: Any) -> StepResult:

@@ -84,8 +84,8 @@ def graph_of(vertices: int, first: IntArray, second: IntArray, weight: FloatArra
     order = np.lexsort((columns, rows))
     indptr = np.zeros(vertices + 1, dtype=np.int64)
     np.cumsum(np.bincount(rows, minlength=vertices), out=indptr[1:])
-    both = np.concatenate([weight, weight]).astype(np.float64)
-    return WeightedGraph(indptr, columns[order].astype(np.int32), both[order])
+    weights = np.concatenate([weight, weight]).astype(np.float64)
+    return WeightedGraph(indptr, columns[order].astype(np.int32), weights[order])
 
 
 def read_graph(path: Path) -> WeightedGraph:

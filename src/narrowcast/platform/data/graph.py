@@ -138,8 +138,8 @@ def neighbours(edges: IntArray, n_nodes: int, where: str) -> tuple[IntArray, Int
             "or give the features of all nodes"
         )
     proper = edges[edges[:, 0] != edges[:, 1]]
-    both = np.concatenate([proper, proper[:, ::-1]])
-    cells = np.unique(both[:, 0] * n_nodes + both[:, 1])
+    directed = np.concatenate([proper, proper[:, ::-1]])
+    cells = np.unique(directed[:, 0] * n_nodes + directed[:, 1])
     owners, others = np.divmod(cells, n_nodes)
     return np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=n_nodes))]), others
 
@@ -246,20 +246,24 @@ class GraphNPZ(GraphSource):
         """Return the graph; raise `UserError` if an array is missing or malformed, or an edge has no node."""
         path = located(self.path, "path")
         with npz_arrays(path, "the arrays") as arrays:
-            found = {name: _array(path, arrays, name) for name in _DIMENSIONS}
-        if found["edges"].shape[1] != 2 or len(found["features"]) != len(found["labels"]) or not found["features"].size:
+            fields = {name: _array(path, arrays, name) for name in _DIMENSIONS}
+        if (
+            fields["edges"].shape[1] != 2
+            or len(fields["features"]) != len(fields["labels"])
+            or not fields["features"].size
+        ):
             raise UserError(
-                f"{path}: features {list(found['features'].shape)}, labels {list(found['labels'].shape)} and edges "
-                f"{list(found['edges'].shape)} do not belong together; expected [n, d], [n] and [k, 2]"
+                f"{path}: features {list(fields['features'].shape)}, labels {list(fields['labels'].shape)} and edges "
+                f"{list(fields['edges'].shape)} do not belong together; expected [n, d], [n] and [k, 2]"
             )
-        labels = found["labels"]
-        splits = {name: np.sort(found[name]) for name in _SPLITS}
+        labels = fields["labels"]
+        splits = {name: np.sort(fields[name]) for name in _SPLITS}
         n_classes = max(2, int(labels.max()) + 1)
         if n_classes > max(2, len(labels)):
             raise UserError(
                 f"{path}: label {labels.max()} is more than {len(labels)} nodes can have; number classes from 0"
             )
-        return self._graph(path.stem, str(path), found["features"], found["edges"], labels, n_classes, splits)
+        return self._graph(path.stem, str(path), fields["features"], fields["edges"], labels, n_classes, splits)
 
 
 def _array(path: Path, arrays: Any, name: str) -> NDArray[Any]:

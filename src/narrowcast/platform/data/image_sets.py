@@ -261,7 +261,9 @@ class ImageFolder(Classification):
         train = _ClassFolders.of(folder if whole else parts[TRAIN])
         classes = train.check(folder)
         held_out = {part: _ClassFolders.of(path) for part, path in parts.items() if part != TRAIN}
-        files = {TRAIN: train.labelled(classes)} | {part: each.labelled(classes) for part, each in held_out.items()}
+        files = {TRAIN: train.labelled(classes)} | {
+            part: folders.labelled(classes) for part, folders in held_out.items()
+        }
         _say_what_is_read(folder, [train, *held_out.values()], parts)
         with opened(files[TRAIN][0][0]) as first:
             width, height = (self.size, self.size) if self.size else eight_bit_image(first, 1, "high_byte").size
@@ -278,11 +280,11 @@ class ImageFolder(Classification):
         return self._indexed(name, source, n_classes, splits, clients=self.clients, users=None, held_out_users={})
 
     def _check_memory(self, folder: Path, n_images: int, n_pixels: int) -> None:
-        needed, there = n_images * n_pixels * self.channels, psutil.virtual_memory().total
-        if needed > there:
+        needed, memory = n_images * n_pixels * self.channels, psutil.virtual_memory().total
+        if needed > memory:
             raise UserError(
                 f"{folder}: {n_images} images of {n_pixels} pixels need {needed / 1e9:.0f} GB, and this machine has "
-                f"{there / 1e9:.0f}; scale them with data.size=64"
+                f"{memory / 1e9:.0f}; scale them with data.size=64"
             )
 
     def _read(self, files: Sequence[tuple[Path, int]], width: int, height: int) -> Labelled:
@@ -325,18 +327,18 @@ class _ClassFolders:
     @classmethod
     def of(cls, path: Path) -> _ClassFolders:
         """Look for images below a folder; raise `UserError` if two of its folders have one name but for its form."""
-        found = cls(path)
+        folders = cls(path)
         for entry in sorted(path.iterdir()):
             if _is_of_systems(entry.name):
-                found.of_systems += 1
+                folders.of_systems += 1
             elif entry.is_dir():
                 name = normalize("NFC", entry.name)
-                if name in found.images:
+                if name in folders.images:
                     raise UserError(f"{path}: has two folders {name}, which differ in their Unicode form; merge them")
-                found.images[name] = found.below(entry)
+                folders.images[name] = folders.below(entry)
             else:
-                found.loose += entry.suffix.lower() in SUFFIXES
-        return found
+                folders.loose += entry.suffix.lower() in SUFFIXES
+        return folders
 
     def below(self, folder: Path) -> list[Path]:
         """Return the images below a folder, through links too, in the order of their paths."""
@@ -358,16 +360,16 @@ class _ClassFolders:
     def check(self, given: Path) -> list[str]:
         """Return the classes of the training images; raise `UserError` if there are not two with images or more."""
         if not any(self.images.values()):
-            there = f"; it has {self.loose} images, but in no folder of a class" if self.loose else ""
-            there = there or (f"; it has only {_counted(self.others)}" if self.others else "")
+            remark = f"; it has {self.loose} images, but in no folder of a class" if self.loose else ""
+            remark = remark or (f"; it has only {_counted(self.others)}" if self.others else "")
             raise UserError(
-                f"{given} has neither train/CLASS/*.png (or {', '.join(SUFFIXES[1:])}) nor CLASS/*.png{there}; "
+                f"{given} has neither train/CLASS/*.png (or {', '.join(SUFFIXES[1:])}) nor CLASS/*.png{remark}; "
                 "give the folder that holds train and test, or the folders of the classes"
             )
         if empty := [name for name, images in self.images.items() if not images]:
-            there = f" (of {len(empty)} such folders)" if len(empty) > 1 else ""
+            remark = f" (of {len(empty)} such folders)" if len(empty) > 1 else ""
             only = f", and the classes have {_counted(self.others)}, which are not read" if self.others else ""
-            raise UserError(f"{self.path / empty[0]}: has no images{there}{only}; fill the folder or remove it")
+            raise UserError(f"{self.path / empty[0]}: has no images{remark}{only}; fill the folder or remove it")
         if len(self.images) == 1:
             (name,) = self.images
             raise UserError(
@@ -385,12 +387,14 @@ class _ClassFolders:
             depth = len((self.path / name).parts)
             inner = {path.parts[depth] if len(path.parts) > depth + 1 else "" for path in images}
             if "" not in inner:
-                shared.update((other, name) for each in inner if (other := first.setdefault(each, name)) != name)
-        for (one, other), number in shared.items():
+                shared.update(
+                    (other, name) for subfolder in inner if (other := first.setdefault(subfolder, name)) != name
+                )
+        for (earlier, other), number in shared.items():
             if number > 1:
                 raise UserError(
-                    f"{self.path}: {one} and {other} hold {number} folders of the same names, so that they look like "
-                    "parts of a data set; name its parts train, val and test, or give the folder of the classes"
+                    f"{self.path}: {earlier} and {other} hold {number} folders of the same names, so that they look "
+                    "like parts of a data set; name its parts train, val and test, or give the folder of the classes"
                 )
 
     def labelled(self, classes: Sequence[str]) -> list[tuple[Path, int]]:
@@ -436,8 +440,11 @@ def _counted(counts: Counter[str]) -> str:
     return ", ".join(shown) + (", ..." if len(counts) > _SHOWN else "")
 
 
-def _say_what_is_read(folder: Path, found: Sequence[_ClassFolders], parts: Mapping[str, Path]) -> None:
-    others, loose = sum((each.others for each in found), Counter[str]()), sum(each.loose for each in found)
+def _say_what_is_read(folder: Path, class_folders: Sequence[_ClassFolders], parts: Mapping[str, Path]) -> None:
+    others, loose = (
+        sum((folders.others for folders in class_folders), Counter[str]()),
+        sum(folders.loose for folders in class_folders),
+    )
     if parts:
         of_parts = set(parts.values())
         inside = [path for path in folder.iterdir() if path not in of_parts and not _is_of_systems(path.name)]
@@ -445,9 +452,11 @@ def _say_what_is_read(folder: Path, found: Sequence[_ClassFolders], parts: Mappi
         loose += sum(path.suffix.lower() in SUFFIXES for path in inside if path.is_file())
     if loose:
         others["images in no folder of a class"] += loose
-    if of_systems := sum(each.of_systems for each in found):
+    if of_systems := sum(folders.of_systems for folders in class_folders):
         others["files and folders of operating systems"] += of_systems
-    types = Counter(path.suffix.lower() for each in found for images in each.images.values() for path in images)
+    types = Counter(
+        path.suffix.lower() for folders in class_folders for images in folders.images.values() for path in images
+    )
     if len(types) > 1:
         _log.warning("%s: read %s", folder, _counted(types))
     if others:

@@ -71,8 +71,8 @@ class MovieLens1M(_MovieLens):
         """Return the interactions; raise `UserError` if the set is missing, malformed or lacks the layout."""
         folder = find(self.kind, (f"{self.kind}{TRAIN}", f"{self.kind}{TRAIN}.gz", "ratings.dat"))
         prefix, ratings = folder / self.kind, folder / "ratings.dat"
-        there = {"ncf": is_ncf(prefix), "ratings": ratings.is_file()}
-        layout = next((name for name in there if there[name] and self.layout in (name, "auto")), None)
+        complete = {"ncf": is_ncf(prefix), "ratings": ratings.is_file()}
+        layout = next((name for name in complete if complete[name] and self.layout in (name, "auto")), None)
         if layout is None:
             files = sorted(path.name for path in folder.iterdir())
             raise UserError(

@@ -204,7 +204,11 @@ class UserSamples(Classification):
         _check_alike(ready, parts)
         n_classes = len(known)
         if targets == "tokens":
-            texts = (array for each in ready.values() for array in (each.labels, *_texts(each.features, each.labels)))
+            texts = (
+                array
+                for samples in ready.values()
+                for array in (samples.labels, *_texts(samples.features, samples.labels))
+            )
             n_classes = 1 + max(int(array.max()) for array in texts)
             if n_classes > _MOST_TOKENS:
                 raise UserError(
@@ -221,7 +225,7 @@ class UserSamples(Classification):
             if users is not None:
                 users, held_out_users[TEST] = users[kept], users[held_out]
         clients, train, numbers, ids = self._clients(train, users)
-        owners = {key: _owners(each, ids) for key, each in held_out_users.items()}
+        owners = {key: _owners(part_users, ids) for key, part_users in held_out_users.items()}
         if VALIDATION not in ready:
             return self._dealt(
                 name, source, n_classes, train, test, clients=clients, users=numbers, test_users=owners.get(TEST)
@@ -306,26 +310,26 @@ def natural_if_users(values: Any) -> Any:
 
 def with_images_alike(parts: Mapping[str, UserSplit], images: Iterable[str]) -> dict[str, UserSplit]:
     """Return the parts with images of the same channels in all of them; `images` names inputs, "" the one array."""
-    found = dict(parts)
+    converted = dict(parts)
     for name in images:
-        arrays = alike([np.asarray(by_name(part.features)[name]) for part in found.values()])
-        for (key, part), array in zip(list(found.items()), arrays, strict=True):
-            found[key] = replace(part, features={**by_name(part.features), name: array} if name else array)
-    return found
+        arrays = alike([np.asarray(by_name(part.features)[name]) for part in converted.values()])
+        for (key, part), array in zip(list(converted.items()), arrays, strict=True):
+            converted[key] = replace(part, features={**by_name(part.features), name: array} if name else array)
+    return converted
 
 
-def part_names(there: Iterable[str], where: str) -> dict[str, str]:
-    """Return which of the names there are those of train, validation and test, in any case of letters.
+def part_names(candidates: Iterable[str], where: str) -> dict[str, str]:
+    """Return which of the candidates are the names of train, validation and test, in any case of letters.
 
     Raise `UserError` if two names are those of one part.
     """
-    found: dict[str, str] = {}
-    for name in there:
+    by_part: dict[str, str] = {}
+    for name in candidates:
         for part in (part for part, names in PART_NAMES.items() if name.casefold() in names):
-            if part in found:
-                raise UserError(f"{where}: {found[part]} and {name} are both {part} samples; rename or remove one")
-            found[part] = name
-    return {part: found[part] for part in PART_NAMES if part in found}
+            if part in by_part:
+                raise UserError(f"{where}: {by_part[part]} and {name} are both {part} samples; rename or remove one")
+            by_part[part] = name
+    return {part: by_part[part] for part in PART_NAMES if part in by_part}
 
 
 def stacked(values: Sequence[Any], where: str) -> NDArray[Any]:
@@ -344,8 +348,8 @@ def _owners(users: NDArray[Any] | None, ids: NDArray[Any] | None) -> IntArray | 
     """Return the client of each sample by the ascending ids of clients, -1 for others; None if users are unknown."""
     if users is None or ids is None:
         return None
-    places = np.minimum(np.searchsorted(ids, users), len(ids) - 1)
-    return np.where(ids[places] == users, places, -1)
+    positions = np.minimum(np.searchsorted(ids, users), len(ids) - 1)
+    return np.where(ids[positions] == users, positions, -1)
 
 
 def _plain(part: UserSplit, *, tokens: bool) -> NDArray[Any]:
@@ -489,8 +493,10 @@ def _numbered(part: UserSplit, known: NDArray[Any]) -> IntArray:
     labels = _class_labels(part)
     if (labels.dtype.kind in "UT") != (known.dtype.kind in "UT"):
         text, number = f"text, such as {labels[0]!s:.20}", f"numbers, such as {labels[0]}"
-        its, theirs = (text, "numbers") if labels.dtype.kind in "UT" else (number, "text")
-        raise UserError(f"{part.where}: labels are {its}, and those of the training samples {theirs}; write them alike")
+        form, training_form = (text, "numbers") if labels.dtype.kind in "UT" else (number, "text")
+        raise UserError(
+            f"{part.where}: labels are {form}, and those of the training samples {training_form}; write them alike"
+        )
     if (wrong := np.flatnonzero(~np.isin(labels, known))).size:
         shown = ", ".join(map(str, known[:10])) + (", ..." if len(known) > 10 else "")
         raise UserError(
@@ -501,9 +507,9 @@ def _numbered(part: UserSplit, known: NDArray[Any]) -> IntArray:
 
 
 def _check_alike(ready: Mapping[str, Labelled], parts: Mapping[str, UserSplit]) -> None:
-    for key, each in ready.items():
+    for key, labelled in ready.items():
         for what in ("features", "labels"):
-            got, expected = (_of_a_sample(getattr(samples, what)) for samples in (each, ready[TRAIN]))
+            got, expected = (_of_a_sample(getattr(samples, what)) for samples in (labelled, ready[TRAIN]))
             if got != expected:
                 raise UserError(
                     f"{parts[key].where}: {what} of a sample are {got}, those of the training samples {expected}"

@@ -278,7 +278,7 @@ def split_like_training(
     Shapes: classes [n] and owners [n] of the training samples; held_out [m], the classes of those to be split.
     """
     random = generator(seed, split + " of clients")
-    found, lost = np.full(len(held_out), -1, dtype=np.int64), np.zeros(n_clients)
+    clients, lost = np.full(len(held_out), -1, dtype=np.int64), np.zeros(n_clients)
     for label in np.unique(held_out):
         rows = random.permutation(np.flatnonzero(held_out == label))
         counts = np.bincount(owners[classes == label], minlength=n_clients)
@@ -290,5 +290,5 @@ def split_like_training(
         up = able[np.argsort(-lost[able], kind="stable")][: len(rows) - sizes.sum()]
         sizes[up] += 1
         lost[up] -= 1
-        found[rows] = np.repeat(np.arange(n_clients), sizes)
-    return index_of_owners(found, n_clients)
+        clients[rows] = np.repeat(np.arange(n_clients), sizes)
+    return index_of_owners(clients, n_clients)

@@ -271,7 +271,7 @@ class _Planetoid(GraphSource):
         features = [read_features(paths[part]) for part in ("allx", "tx")]
         read = [read_classes(paths[part]) for part in ("ally", "ty", "y")]
         classes = [labels for labels, _ in read]
-        fits = all(len(each) == len(labels) for each, labels in zip(features, classes, strict=False))
+        fits = all(len(matrix) == len(labels) for matrix, labels in zip(features, classes, strict=False))
         same = len({array.shape[1] for array in features}) == 1 and len({count for _, count in read}) == 1
         if not (fits and same and np.array_equal(classes[0][: len(classes[2])], classes[2])):
             raise UserError(f"{folder}: the files of {self.stem} do not belong together; download them again")

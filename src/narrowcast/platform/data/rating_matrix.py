@@ -127,9 +127,9 @@ class RatingMatrix(Dataset):
         """The place of each column among those of its client, [n_users]."""
         order = np.argsort(self.owners, kind="stable")
         counts = np.bincount(self.owners, minlength=self.n_clients)
-        places = np.empty(self.n_users, dtype=np.int64)
-        places[order] = np.arange(self.n_users) - np.repeat(np.cumsum(counts) - counts, counts)
-        return places
+        positions = np.empty(self.n_users, dtype=np.int64)
+        positions[order] = np.arange(self.n_users) - np.repeat(np.cumsum(counts) - counts, counts)
+        return positions
 
     @cached_property
     def of_clients(self) -> ClientEntries:
@@ -139,11 +139,11 @@ class RatingMatrix(Dataset):
         order = np.lexsort((users, clients))
         users, items, values, clients = users[order], items[order], values[order], clients[order]
         ends = np.arange(self.n_clients + 1)
-        pairs, places = np.unique(clients * self.n_items + items, return_inverse=True)
+        pairs, rows = np.unique(clients * self.n_items + items, return_inverse=True)
         row_starts = np.searchsorted(pairs, ends * self.n_items)
         return ClientEntries(
             np.searchsorted(clients, ends),
-            places - row_starts[clients],
+            rows - row_starts[clients],
             self.places[users],
             values,
             row_starts,
@@ -169,7 +169,7 @@ class RatingMatrix(Dataset):
             "clients": self.n_clients,
             "users": self.n_users,
             "items": self.n_items,
-            **{f"{name}_ratings": counts[place] for name, place in _SPLITS.items()},
+            **{f"{name}_ratings": counts[code] for name, code in _SPLITS.items()},
         }
 
     @cached_property
@@ -242,7 +242,7 @@ class ExplicitRatings(DataSource, Section):
         """Return the matrix; raise `UserError` if a file is missing or a row cannot be used."""
         table = self._table()
         numbered = [NumberedIds.of({"": table}, field) for field in ("user", "item")]
-        users, items = (each.numbers[""] for each in numbered)
+        users, items = (ids.numbers[""] for ids in numbered)
         values = table.numbers("rating")
         if not len(values):
             raise UserError(f"{table.path}: has no ratings; give a file with some")

@@ -202,9 +202,9 @@ def _read_csv(path: Path, names: Mapping[str, str], dialect: Dialect) -> pa.Tabl
     parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     threads, one_thread = (
         csv.ReadOptions(
-            autogenerate_column_names=not dialect.header, use_threads=each, encoding=dialect.encoding or "utf8"
+            autogenerate_column_names=not dialect.header, use_threads=use_threads, encoding=dialect.encoding or "utf8"
         )
-        for each in (True, False)
+        for use_threads in (True, False)
     )
     if dialect.header:
         _check_columns(path, names, header(path, dialect, delimiter), dialect, delimiter)
@@ -225,29 +225,29 @@ def _read_csv(path: Path, names: Mapping[str, str], dialect: Dialect) -> pa.Tabl
 
 
 def _check_columns(
-    path: Path, names: Mapping[str, str], there: Sequence[str], dialect: Dialect, delimiter: str = ""
+    path: Path, names: Mapping[str, str], columns: Sequence[str], dialect: Dialect, delimiter: str = ""
 ) -> None:
     for field, column in names.items():
-        if column not in there:
-            shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
+        if column not in columns:
+            shown = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
             none = ", or say data.time=null if its rows are in order of time" if field == "time" else ""
-            alike = next((each for each in there if each.strip().casefold() == column.casefold()), "COLUMN")
+            alike = next((name for name in columns if name.strip().casefold() == column.casefold()), "COLUMN")
             alike = repr(alike) if alike != alike.strip() else alike
-            advice = f"{_other_delimiter(there, delimiter)}name the column with data.{field}={alike}{none}"
+            advice = f"{_other_delimiter(columns, delimiter)}name the column with data.{field}={alike}{none}"
             advice = advice if dialect.has_fields else "give the columns these names, with commas between them"
             raise UserError(f"{path}: has no column {column!r}, only {shown}; {advice}")
-        if there.count(column) > 1:
-            raise UserError(f"{path}: has {there.count(column)} columns {column!r}; rename all but one")
+        if columns.count(column) > 1:
+            raise UserError(f"{path}: has {columns.count(column)} columns {column!r}; rename all but one")
 
 
-def _other_delimiter(there: Sequence[str], delimiter: str) -> str:
+def _other_delimiter(columns: Sequence[str], delimiter: str) -> str:
     """Return the advice to use the separator that a header without `delimiter` seems to have, empty if it has none."""
-    if not delimiter or len(there) != 1:
+    if not delimiter or len(columns) != 1:
         return ""
-    if there[0].startswith("sep="):
-        return f"remove its first line, which only Excel reads, and set data.delimiter={there[0][4:]!r}, or "
-    counts = {each: there[0].count(each) for each in ",;\t|" if each != delimiter}
-    likely = max(counts, key=lambda each: counts[each])
+    if columns[0].startswith("sep="):
+        return f"remove its first line, which only Excel reads, and set data.delimiter={columns[0][4:]!r}, or "
+    counts = {separator: columns[0].count(separator) for separator in ",;\t|" if separator != delimiter}
+    likely = max(counts, key=lambda separator: counts[separator])
     shown = '"\\t"' if likely == "\t" else f"'{likely}'"
     return f"separate its columns with data.delimiter={shown}, or " if counts[likely] else ""
 
@@ -274,8 +274,8 @@ class NumberedIds:
             are_whole = False
         ids = texts.take(pc.sort_indices(whole if are_whole else texts))
         numbers = {
-            name: pc.index_in(each.dictionary, ids).to_numpy().astype(np.int64)[each.indices.to_numpy()]
-            for name, each in coded.items()
+            name: pc.index_in(codes.dictionary, ids).to_numpy().astype(np.int64)[codes.indices.to_numpy()]
+            for name, codes in coded.items()
         }
         return cls(numbers, ids.to_pylist())
 

@@ -23,10 +23,10 @@ from narrowcast.platform.seeds import generator
 
 def bundled_table(name: str, delimiter: str | None) -> NDArray[np.float64]:
     """Return the numbers of a file that scikit-learn ships; raise `UserError` if that is not installed."""
-    found = find_spec("sklearn")
-    if found is None or found.origin is None:
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
         raise UserError(f"{name} comes with scikit-learn, which is not installed; pip install scikit-learn")
-    path = Path(found.origin).parent / "datasets/data" / name
+    path = Path(spec.origin).parent / "datasets/data" / name
     try:
         return np.loadtxt(path, delimiter=delimiter)
     except (OSError, ValueError) as error:

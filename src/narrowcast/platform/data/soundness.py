@@ -74,9 +74,9 @@ def check_ownership(data: Dataset) -> None:
         _require(len(data.owners) == data.n_users, f"owners has {len(data.owners)} columns of {data.n_users}")
     if isinstance(data, NodeGraph):
         owners = np.repeat(np.arange(data.n_nodes), np.diff(data.indptr))
-        there, back = owners * data.n_nodes + data.indices, data.indices * data.n_nodes + owners
-        _require((np.diff(there) > 0).all(), "the neighbours of a node do not ascend, or repeat")
-        _require(np.array_equal(there, np.sort(back)), "an edge goes one way")
+        edges, reverse = owners * data.n_nodes + data.indices, data.indices * data.n_nodes + owners
+        _require((np.diff(edges) > 0).all(), "the neighbours of a node do not ascend, or repeat")
+        _require(np.array_equal(edges, np.sort(reverse)), "an edge goes one way")
         _require((owners != data.indices).all(), "a node is its own neighbour")
     if isinstance(data, Interactions):
         _require_index(data.indptr, "items", len(data.items))
@@ -112,8 +112,8 @@ def check_held_out(data: Dataset) -> None:
             item = getattr(data, name)
             _require(item.shape == (data.n_users,), f"{name} has the shape {list(item.shape)}, not [{data.n_users}]")
             _require(not (data.items == item[users]).any(), f"a user trains on its {name} item")
-        both = (data.validation == data.test) & (data.validation != NO_ITEM)
-        _require(not both.any(), "an item is held out for validation and for test")
+        held_out_twice = (data.validation == data.test) & (data.validation != NO_ITEM)
+        _require(not held_out_twice.any(), "an item is held out for validation and for test")
         _require(not (data.negatives == data.test[:, None]).any(), "a negative is the test item")
 
 

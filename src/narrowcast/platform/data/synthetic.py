@@ -156,7 +156,7 @@ class LeastSquares(Classification):
             )
             for part in (slice(tested, None), slice(tested))
         )
-        users, test_users = (np.repeat(np.arange(self.clients), each) for each in (self.samples, tested))
+        users, test_users = (np.repeat(np.arange(self.clients), count) for count in (self.samples, tested))
         return self._dealt(self.kind, "drawn", 0, train, test, clients=self.clients, users=users, test_users=test_users)
 
     def _draw(self, random: np.random.Generator, tested: int, centre: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -127,7 +127,7 @@ def text_stream(path: Path) -> Iterator[Any]:
     """Open a text file, decompressed by its content, as a binary stream of Arrow."""
     with path.open("rb") as file:
         start = file.read(4)
-    kind = next((each for magic, each in _COMPRESSIONS.items() if start.startswith(magic)), None)
+    kind = next((compression for magic, compression in _COMPRESSIONS.items() if start.startswith(magic)), None)
     with pa.input_stream(str(path), compression=kind) as stream:
         yield stream
 
@@ -143,7 +143,7 @@ def check_text(path: Path, dialect: Dialect) -> None:
         raise UserError(f"{path}: is a tar archive; unpack it")
     if dialect.encoding is not None:
         return
-    marked = next((each for mark, each in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
+    marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
     if marked is None and b"\0" in head:
         even, odd = head[::2].count(0), head[1::2].count(0)
         if 4 * max(even, odd) < len(head) or min(even, odd) > 0:

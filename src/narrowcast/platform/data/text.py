@@ -82,7 +82,7 @@ class Documents(Classification):
             for part, (begin, end) in zip(parts, pairwise(cuts[document]), strict=True):
                 part.append(self._labelled(tokens[document], self._starts(begin, end)))
         splits = Splits(*(_together(part) for part in parts))
-        users, *held_out = (np.repeat(np.arange(len(kept)), [len(each) for each in part]) for part in parts)
+        users, *held_out = (np.repeat(np.arange(len(kept)), [len(windows) for windows in part]) for part in parts)
         held_out_users = dict(zip(("validation", "test"), held_out, strict=True))
         return self._indexed(name, source, N_BYTES, splits, clients=clients, users=users, held_out_users=held_out_users)
 
@@ -205,9 +205,9 @@ class Shakespeare(Classification):
             )
         if self.partition.by_user:
             kept = np.sort(generator(self.seed or 0, "characters").choice(kept, clients, replace=False))
-        places = np.cumsum([0, *(len(texts[user]) for user in kept)])[:-1, np.newaxis]
+        offsets = np.cumsum([0, *(len(texts[user]) for user in kept)])[:-1, np.newaxis]
         windows = sliding_window_view(np.concatenate([texts[user] for user in kept]), WINDOW + 1)
-        train, validation, test = (self._starts((places + cuts[kept])[:, part : part + 2]) for part in range(3))
+        train, validation, test = (self._starts((offsets + cuts[kept])[:, part : part + 2]) for part in range(3))
         return self._indexed(
             self.kind,
             str(path),
@@ -230,8 +230,8 @@ class Shakespeare(Classification):
 def tokens(text: str) -> IntArray:
     """Return the tokens of a text; runs of blanks and tabs count as one blank."""
     text = re.sub(r"[ \t]+", " ", text)
-    found = _TOKENS[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
-    return found[found >= 0]
+    numbers = _TOKENS[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
+    return numbers[numbers >= 0]
 
 
 def _users(starts: list[IntArray]) -> IntArray:

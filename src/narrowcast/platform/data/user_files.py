@@ -28,12 +28,12 @@ def located(path: Path, field: str, section: str = "data") -> Path:
     Raise `UserError` with the folders searched if there is none.
     """
     path = expand_home(path)
-    places = [path, *(root / path for root in roots())]
-    found = next((place for place in places if place.exists()), None)
-    if found is None:
-        searched = ", ".join(dict.fromkeys(str(place.absolute()) for place in places))
+    candidates = [path, *(root / path for root in roots())]
+    existing = next((candidate for candidate in candidates if candidate.exists()), None)
+    if existing is None:
+        searched = ", ".join(dict.fromkeys(str(candidate.absolute()) for candidate in candidates))
         raise UserError(f"{section}.{field} = {path} does not exist (looked for {searched}); give the path of the data")
-    return found
+    return existing
 
 
 @contextmanager

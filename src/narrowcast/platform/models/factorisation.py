@@ -71,17 +71,17 @@ class MatrixFactorisation(Model, Section):
     ) -> Mapping[str, float]:
         """Return HR@10 and NDCG@10 of each user's held-out item among its 99 fixed negatives."""
         values = _gains(self.ranks(server, clients, data, split))
-        return {name: float(each.mean()) for name, each in values.items() if len(each)}
+        return {name: float(gains.mean()) for name, gains in values.items() if len(gains)}
 
     def baselines(self, data: Interactions) -> Mapping[str, Mapping[str, float]]:
         """Return the metrics of ranking items by their numbers of training interactions, the same for all users."""
         counts = np.bincount(data.items, minlength=data.n_items).astype(np.float32)
         factors = {ITEM_FACTORS: counts[:, None]}, {USER_FACTORS: np.ones((data.n_users, 1), dtype=np.float32)}
         splits: tuple[Split, Split] = ("test", "validation")
-        found = {
+        metrics = {
             f"{split}.{name}": value for split in splits for name, value in self.evaluate(*factors, data, split).items()
         }
-        return {"popularity": found}
+        return {"popularity": metrics}
 
     @property
     def client_parameters(self) -> frozenset[str]:
@@ -93,19 +93,19 @@ class MatrixFactorisation(Model, Section):
     ) -> Mapping[str, FloatArray]:
         """Return HR@10, which is 0 or 1, and NDCG@10 of each user's held-out item, [C]; NaN without one."""
         targets = data.test if split == "test" else data.validation
-        some = np.flatnonzero(targets[clients] != NO_ITEM)
+        rows = np.flatnonzero(targets[clients] != NO_ITEM)
         item_factors = torch.from_numpy(np.array(parameters[ITEM_FACTORS]))
         own = torch.from_numpy(np.array(state[USER_FACTORS]))
         ranks = np.empty(0, dtype=np.int64)
         if len(item_factors) == 1:
-            ranks = _ranks(item_factors[0], own[some], _candidates(data, targets, clients[some]))
-        elif len(some):
-            parts = [slice(place, place + 1) for place in some.tolist()]
-            each = [_ranks(item_factors[at][0], own[at], _candidates(data, targets, clients[at])) for at in parts]
-            ranks = np.concatenate(each)
+            ranks = _ranks(item_factors[0], own[rows], _candidates(data, targets, clients[rows]))
+        elif len(rows):
+            parts = [slice(row, row + 1) for row in rows.tolist()]
+            by_user = [_ranks(item_factors[at][0], own[at], _candidates(data, targets, clients[at])) for at in parts]
+            ranks = np.concatenate(by_user)
         measured = {name: np.full(len(clients), np.nan) for name in sorted(self.shares)}
         for name, values in _gains(ranks).items():
-            measured[name][some] = values
+            measured[name][rows] = values
         return measured
 
     def ranks(
@@ -135,11 +135,11 @@ def _ranks(item_factors: Tensor, user_factors: Tensor, candidates: IntArray) -> 
     ranks = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, len(candidates), _USERS_AT_ONCE):
         part = slice(start, start + _USERS_AT_ONCE)
-        own, places = user_factors[part], torch.from_numpy(candidates[part])
-        if len(item_factors) <= _ITEMS_PER_CANDIDATE * places.shape[1]:
-            scores = (own @ item_factors.T).gather(1, places)
+        own, items = user_factors[part], torch.from_numpy(candidates[part])
+        if len(item_factors) <= _ITEMS_PER_CANDIDATE * items.shape[1]:
+            scores = (own @ item_factors.T).gather(1, items)
         else:
-            scores = torch.bmm(item_factors[places], own.unsqueeze(2)).squeeze(2)
+            scores = torch.bmm(item_factors[items], own.unsqueeze(2)).squeeze(2)
         ranks.append((scores[:, 1:] >= scores[:, :1]).sum(dim=1))
     return torch.cat(ranks).numpy()
 
@@ -177,8 +177,8 @@ def mutual_information(clusters: IntArray, labels: IntArray) -> float:
 
 
 def _entropy(shares: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    some = shares[shares > 0]
-    return float(-(some * np.log(some)).sum())
+    positive = shares[shares > 0]
+    return float(-(positive * np.log(positive)).sum())
 
 
 SetKind = Literal["none", "nonnegative", "box", "ball", "simplex", "orthogonal_nonnegative"]

@@ -47,12 +47,12 @@ class ForwardPass:
 def forward_pass(module: nn.Module, inputs: Inputs) -> ForwardPass:
     """Try a module on inputs [n, ...], which it has to take; the module itself stays as it is."""
     trial = deepcopy(copy_of(module))  # the first copy shares frozen parameters and buffers, the second does not
-    kept = {name: each.clone() for name, each in fixed_of(trial).items()}
+    kept = {name: tensor.clone() for name, tensor in fixed_of(trial).items()}
 
     def call(word: int) -> tuple[object, tuple[str, ...]]:
-        for name, each in fixed_of(trial).items():
-            if name in kept and each.shape == kept[name].shape:
-                each.copy_(kept[name])
+        for name, tensor in fixed_of(trial).items():
+            if name in kept and tensor.shape == kept[name].shape:
+                tensor.copy_(kept[name])
         with isolated(word), torch.no_grad():
             before = states()
             outputs = call_module(trial, inputs)
@@ -63,7 +63,7 @@ def forward_pass(module: nn.Module, inputs: Inputs) -> ForwardPass:
     trial.train()
     first, draws = call(_WORDS[0])
     after = fixed_of(trial)
-    statistics = [name for name, each in kept.items() if name not in after or not same_values(each, after[name])]
+    statistics = [name for name, tensor in kept.items() if name not in after or not same_values(tensor, after[name])]
     again, _ = call(_WORDS[0])
     repeats = not (isinstance(first, Tensor) and isinstance(again, Tensor)) or torch.allclose(
         first, again, rtol=1e-3, atol=1e-6, equal_nan=True

@@ -34,8 +34,8 @@ class UnitAxis:
     def places(self, units: IntArray, n_units: int) -> IntArray:
         """Return the entries of the dimension that belong to some of n units, in the order of the entries."""
         rows = np.arange(self.blocks)[:, None] * n_units + units
-        places: IntArray = (rows.reshape(-1, 1) * self.width + np.arange(self.width)).ravel()
-        return places
+        entries: IntArray = (rows.reshape(-1, 1) * self.width + np.arange(self.width)).ravel()
+        return entries
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class HiddenUnits:
     def index(self, name: str, units: Units) -> Index:
         """Return the index of a slice's entries in one parameter."""
         axes = self.axes[name]
-        places = [slice(None) if axis is None else axis.places(units[axis.layer], self._count(axis)) for axis in axes]
-        return np.ix_(*places) if all(axes) and len(axes) > 1 else tuple(places)
+        indices = [slice(None) if axis is None else axis.places(units[axis.layer], self._count(axis)) for axis in axes]
+        return np.ix_(*indices) if all(axes) and len(axes) > 1 else tuple(indices)
 
     def take(self, parameters: Arrays, units: Units) -> dict[str, NDArray[Any]]:
         """Return the entries of a slice in each parameter, as new arrays."""
@@ -132,11 +132,11 @@ def units_of_chain(module: nn.Module) -> HiddenUnits:
 
     The entries of a flattened channel are adjacent, as `nn.Flatten` leaves them.
     """
-    layers = [(name, each) for name, each in module.named_children() if isinstance(each, nn.Linear | nn.Conv2d)]
+    layers = [(name, layer) for name, layer in module.named_children() if isinstance(layer, nn.Linear | nn.Conv2d)]
     counts, axes = list[int](), dict[str, tuple[UnitAxis | None, ...]]()
-    for place, (name, layer) in enumerate(layers):
-        rows = UnitAxis(place) if place < len(layers) - 1 else None
-        columns = UnitAxis(place - 1, width=layer.weight.shape[1] // counts[-1]) if counts else None
+    for index, (name, layer) in enumerate(layers):
+        rows = UnitAxis(index) if index < len(layers) - 1 else None
+        columns = UnitAxis(index - 1, width=layer.weight.shape[1] // counts[-1]) if counts else None
         axes[f"{name}.weight"] = (rows, columns)
         if layer.bias is not None:
             axes[f"{name}.bias"] = (rows,)

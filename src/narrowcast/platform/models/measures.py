@@ -184,8 +184,8 @@ class Accuracy(Metric):
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return whether each prediction is right, as a share of the sample's positions, [n]."""
         scores, wanted = over_positions(outputs), targets.reshape(-1, 1)
-        found = scores.argmax(1, keepdim=True) if self.k == 1 else scores.topk(self.k, dim=1).indices
-        return per_position_mean((found == wanted).any(1).to(torch.float32), targets)
+        predicted = scores.argmax(1, keepdim=True) if self.k == 1 else scores.topk(self.k, dim=1).indices
+        return per_position_mean((predicted == wanted).any(1).to(torch.float32), targets)
 
 
 class Perplexity(Metric):

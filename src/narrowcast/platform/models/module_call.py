@@ -34,7 +34,7 @@ def call_module(module: nn.Module, inputs: Inputs, tensors: Mapping[str, Tensor]
     half: HalfTypes | None = vars(module).get(_HALF)
     if half is not None:
         inputs = each_input(lambda values: values.to(half.inputs) if values.is_floating_point() else values, inputs)
-        tensors = tensors and {name: each.to(half.of.get(name, each.dtype)) for name, each in tensors.items()}
+        tensors = tensors and {name: tensor.to(half.of.get(name, tensor.dtype)) for name, tensor in tensors.items()}
     arguments, named = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
     outputs: Tensor
     if tensors is None:
@@ -58,10 +58,12 @@ class HalfTypes:
 
 def keep_half_types(module: nn.Module) -> None:
     """Let calls of the module, and of its copies, compute in its half types, if it has parameters of some."""
-    types = {name: each.dtype for name, each in module.named_parameters()}
+    types = {name: tensor.dtype for name, tensor in module.named_parameters()}
     if not HALF_TYPES.isdisjoint(types.values()):
-        floating = [each for each in types.values() if each.is_floating_point]
-        vars(module)[_HALF] = HalfTypes(floating[0], {name: each for name, each in types.items() if each in HALF_TYPES})
+        floating = [dtype for dtype in types.values() if dtype.is_floating_point]
+        vars(module)[_HALF] = HalfTypes(
+            floating[0], {name: dtype for name, dtype in types.items() if dtype in HALF_TYPES}
+        )
 
 
 def has_half_types(module: nn.Module) -> bool:
@@ -107,18 +109,18 @@ def check_tensor(module: nn.Module, outputs: Any) -> Tensor:
 
 def described_outputs(outputs: Any) -> str:
     """Return what a module returned in a few words, with the names or places and the shapes of its tensors."""
-    parts = ", ".join(f"{name} {list(each.shape)}" for name, each in _parts(outputs).items())
+    parts = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in _parts(outputs).items())
     return f"{type(outputs).__name__} of {parts}" if parts else type(outputs).__name__
 
 
 def _parts(outputs: Any) -> dict[str | int, Tensor]:
     """Return the tensors among outputs by name, and by place if they are a sequence."""
-    found: dict[str | int, Any] = {}
+    parts: dict[str | int, Any] = {}
     if isinstance(outputs, Mapping):
-        found.update(outputs)
+        parts.update(outputs)
     elif isinstance(outputs, Sequence):
-        found.update(enumerate(outputs))
-        found.update({name: getattr(outputs, name) for name in getattr(outputs, "_fields", ())})
+        parts.update(enumerate(outputs))
+        parts.update({name: getattr(outputs, name) for name in getattr(outputs, "_fields", ())})
     elif hasattr(outputs, "__dict__"):
-        found.update(vars(outputs))
-    return {name: each for name, each in found.items() if isinstance(each, Tensor)}
+        parts.update(vars(outputs))
+    return {name: part for name, part in parts.items() if isinstance(part, Tensor)}

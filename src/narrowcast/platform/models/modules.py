@@ -84,7 +84,7 @@ def build_module(make: Callable[[], Any], dtype: str, inputs: Callable[[], Input
             f"{named} is compiled by torch.jit, which does not allow its parameters to be replaced; give the module as "
             "it was before torch.jit.script or torch.jit.trace"
         )
-    if absent := [name for name, each in named_tensors(module).items() if each.is_meta]:
+    if absent := [name for name, tensor in named_tensors(module).items() if tensor.is_meta]:
         raise UserError(f'{named} has {absent[0]} on the device "meta", without values; build it on the CPU')
     types = {tensor.dtype for tensor in module.parameters() if tensor.requires_grad or tensor.is_floating_point()}
     wanted: torch.dtype = getattr(torch, dtype)
@@ -100,7 +100,7 @@ def build_module(make: Callable[[], Any], dtype: str, inputs: Callable[[], Input
             _dry_forward(module, inputs())
     except (Exception, SystemExit) as error:
         raise UserError(f"{named} cannot be prepared ({described(error)})") from error
-    if lazy := [name for name, each in named_tensors(module).items() if is_lazy(each)]:
+    if lazy := [name for name, tensor in named_tensors(module).items() if is_lazy(tensor)]:
         raise UserError(f"{named} has {lazy[0]} of a lazy layer that a forward pass does not reach; give it its shape")
     return module
 
@@ -159,13 +159,13 @@ def _within_memory() -> Iterator[None]:
 
 def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that clients train, by their first name."""
-    return {name: each for name, each in module.named_parameters() if each.requires_grad}
+    return {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
 
 
 def fixed_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the frozen parameters and the buffers, by their first name."""
     trained = trained_of(module)
-    return {name: each.detach() for name, each in named_tensors(module).items() if name not in trained}
+    return {name: tensor.detach() for name, tensor in named_tensors(module).items() if name not in trained}
 
 
 def fixed_sha256(module: nn.Module) -> str | None:
@@ -186,12 +186,12 @@ def copy_of(module: nn.Module, device: str = "cpu", own: Collection[str] = ()) -
     On the CPU it shares the frozen parameters and the buffers, but for those named in `own`.
     """
     for layer in module.modules():
-        for name, each in list(vars(layer).items()):
-            if isinstance(each, Tensor) and each.grad_fn is not None:  # as weight_norm's hook leaves at each call
-                setattr(layer, name, each.detach())
+        for name, value in list(vars(layer).items()):
+            if isinstance(value, Tensor) and value.grad_fn is not None:  # as weight_norm's hook leaves at each call
+                setattr(layer, name, value.detach())
     if device != "cpu":
         return deepcopy(module).to(device)
-    shared = (each for name, each in named_tensors(module).items() if not each.requires_grad and name not in own)
+    shared = (tensor for name, tensor in named_tensors(module).items() if not tensor.requires_grad and name not in own)
     return deepcopy(module, {id(tensor): tensor for tensor in shared})
 
 
@@ -199,25 +199,27 @@ def with_values(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     """Put values in place of tensors of these names, which have to be the module's own, and return the module."""
     tensors = named_tensors(module)
     with torch.no_grad():
-        for name, each in values.items():
-            tensors[name].copy_(each)
+        for name, tensor in values.items():
+            tensors[name].copy_(tensor)
     return module
 
 
 def state_of(module: nn.Module) -> dict[str, np.ndarray]:
     """Return the module's `state_dict` as arrays, each of its own memory; bfloat16 as float32, which has its values."""
     return {
-        name: (each.to(torch.float32) if each.dtype == torch.bfloat16 else each).numpy().copy()
-        for name, each in module.state_dict().items()
+        name: (tensor.to(torch.float32) if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
+        for name, tensor in module.state_dict().items()
     }
 
 
-def differing(one: nn.Module, other: nn.Module) -> str | None:
+def differing(module: nn.Module, other: nn.Module) -> str | None:
     """Return the name of a tensor that two modules have different values of; None if there is none."""
-    mine, theirs = named_tensors(one), named_tensors(other)
+    mine, theirs = named_tensors(module), named_tensors(other)
     if mine.keys() != theirs.keys():
         return sorted(mine.keys() ^ theirs.keys())[0]
-    return next((name for name, each in mine.items() if not same_values(each.detach(), theirs[name].detach())), None)
+    return next(
+        (name for name, tensor in mine.items() if not same_values(tensor.detach(), theirs[name].detach())), None
+    )
 
 
 def owner_of(module: nn.Module, name: str) -> str:
@@ -226,16 +228,16 @@ def owner_of(module: nn.Module, name: str) -> str:
     return f"{type(module.get_submodule(path)).__name__} {path}".rstrip()
 
 
-def same_values(one: Tensor, other: Tensor) -> bool:
+def same_values(tensor: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same type, shape and bits."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if tensor.shape != other.shape or tensor.dtype != other.dtype:
         return False
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+    return torch.equal(tensor.reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shapes of what clients train."""
-    return {name: tuple(each.shape) for name, each in trained_of(module).items()}
+    return {name: tuple(tensor.shape) for name, tensor in trained_of(module).items()}
 
 
 def arrays_of(module: nn.Module, names: Collection[str] | None = None) -> Arrays:

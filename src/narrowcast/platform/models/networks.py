@@ -112,8 +112,8 @@ class VGG9(NeuralNetwork):
         """Return convolutions in pairs, each pair followed by pooling, and three linear layers."""
         depth, height, width = _image_shape(data, self.kind)
         layers: list[nn.Module] = []
-        for place, (before, after) in enumerate(pairwise((depth, *self.channels))):
-            layers += [nn.Conv2d(before, after, 3, padding=1), *([nn.MaxPool2d(2)] if place % 2 else []), nn.ReLU()]
+        for index, (before, after) in enumerate(pairwise((depth, *self.channels))):
+            layers += [nn.Conv2d(before, after, 3, padding=1), *([nn.MaxPool2d(2)] if index % 2 else []), nn.ReLU()]
         flat, (first, second) = self.channels[-1] * (height // 8) * (width // 8), self.hidden
         layers += [nn.Flatten(), nn.Linear(flat, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU()]
         layers.append(nn.Linear(second, self.n_outputs(data)))

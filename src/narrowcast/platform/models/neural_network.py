@@ -184,7 +184,7 @@ class NeuralNetwork(Model, Section):
 
     def loaded(self, parameters: Arrays, data: Samples) -> nn.Module:
         """Return the module with these values of what is trained, in evaluation mode."""
-        values = {name: torch.from_numpy(np.array(each)) for name, each in parameters.items()}
+        values = {name: torch.from_numpy(np.array(array)) for name, array in parameters.items()}
         return with_values(copy_of(skeleton(self, data), own=self.trial(data).statistics), values).eval()
 
     def global_names(self, data: Samples) -> tuple[str, ...]:
@@ -211,8 +211,8 @@ class NeuralNetwork(Model, Section):
         """Return the `state_dict` of the module with these values of what is trained; these if they are another's."""
         if self.all_trained:
             return parameters
-        shapes = {name: each.shape for name, each in arrays_of(skeleton(self, data), self.global_names(data)).items()}
-        if {name: each.shape for name, each in parameters.items()} != shapes:
+        shapes = {name: array.shape for name, array in arrays_of(skeleton(self, data), self.global_names(data)).items()}
+        if {name: array.shape for name, array in parameters.items()} != shapes:
             return parameters
         return state_of(self.loaded(parameters, data))
 
@@ -251,8 +251,8 @@ class NeuralNetwork(Model, Section):
         self._check_size(data)
         module, loss, metrics = self._trial(data), self.loss_on(data), self.metrics_on(data)
         asked: tuple[SampleMeasure, ...] = (loss, *metrics)
-        for each in asked:
-            each.check(data)
+        for measure in asked:
+            measure.check(data)
         if len(names := [metric.name for metric in metrics]) > len({"loss", *names}) - 1:
             raise UserError(
                 f"model.metrics = {', '.join(names)}: each name may occur once, and loss is reported anyway"
@@ -263,16 +263,18 @@ class NeuralNetwork(Model, Section):
                     f"model.metrics: \"{name}\" should have only letters, digits, '_', '-', '@', ':' and spaces"
                 )
         part = data.test if len(data.test) else data.train
-        some = part.take(np.arange(min(len(part), 2)))
+        samples = part.take(np.arange(min(len(part), 2)))
         units = self.n_outputs(data)
-        wanted = (some.labels.shape[1], units) if data.targets == "tokens" else (units,)
+        wanted = (samples.labels.shape[1], units) if data.targets == "tokens" else (units,)
         expected = f"{'predictions' if data.targets == 'numbers' else 'scores'} [n, {', '.join(map(str, wanted))}]"
         if data.targets == "tokens":
             expected += ", or scores of more tokens"
         try:
             trial = self.trial(data)
             with torch.no_grad():
-                outputs = check_tensor(module, call_module(module.eval(), as_inputs(some.features, self.torch_dtype)))
+                outputs = check_tensor(
+                    module, call_module(module.eval(), as_inputs(samples.features, self.torch_dtype))
+                )
         except UserError as error:
             raise UserError(f"{self.named}: {error}") from error
         except (Exception, SystemExit) as error:
@@ -284,7 +286,7 @@ class NeuralNetwork(Model, Section):
         if outputs.shape[1:] != ((*wanted[:-1], outputs.shape[-1]) if knows_more else wanted):
             raise UserError(f"{self.named} returns {list(outputs.shape)}, expected {expected}")
         self._check_trial(module, trial)
-        _try_out(loss, metrics, outputs, as_target(torch.from_numpy(some.labels), self.torch_dtype))
+        _try_out(loss, metrics, outputs, as_target(torch.from_numpy(samples.labels), self.torch_dtype))
 
     def _trial(self, data: Samples) -> nn.Module:
         """Return a module for a first call; raise `UserError` unless every build gives the same one."""
@@ -364,8 +366,8 @@ class NeuralNetwork(Model, Section):
             server = {**server, **{name: values[0] for name, values in mean.items()}}
         sums: dict[str, Tensor] = {}
         for values in self._values(server, data, samples):
-            for name, each in values.items():
-                total = each.sum(0).reshape(-1)
+            for name, of_samples in values.items():
+                total = of_samples.sum(0).reshape(-1)
                 sums[name] = sums[name] + total if name in sums else total
         return self._of_means({name: total.numpy() / len(samples) for name, total in sums.items()}, data)
 
@@ -383,23 +385,23 @@ class NeuralNetwork(Model, Section):
         if OWN_LAYERS in state:
             parameters = {**parameters, **self.own_layers_of(state[OWN_LAYERS], data)}
         together = all(len(values) == 1 for values in parameters.values()) and not self.trial(data).evaluation_draws
-        each = [(0, rows)] if together else list(enumerate(np.split(rows, np.cumsum(counts)[:-1])))
+        groups = [(0, rows)] if together else list(enumerate(np.split(rows, np.cumsum(counts)[:-1])))
         values = [
             {name: of_samples.numpy().reshape(len(of_samples), -1) for name, of_samples in batch.items()}
-            for place, its_rows in each
+            for index, its_rows in groups
             for batch in self._values(
-                {name: of[place if len(of) > 1 else 0] for name, of in parameters.items()}, data, samples, its_rows
+                {name: of[index if len(of) > 1 else 0] for name, of in parameters.items()}, data, samples, its_rows
             )
         ]
         names = [*(metric.name for metric in self.metrics_on(data)), "loss"]
         measured = {name: np.full(len(clients), np.nan) for name in names}
-        some = np.flatnonzero(counts)
-        if not len(some):
+        with_samples = np.flatnonzero(counts)
+        if not len(with_samples):
             return measured
-        starts = (np.cumsum(counts) - counts)[some]
+        starts = (np.cumsum(counts) - counts)[with_samples]
         sums = {name: np.add.reduceat(np.concatenate([entry[name] for entry in values]), starts) for name in names}
-        for place, client in enumerate(some.tolist()):
-            means = {name: total[place] / counts[client] for name, total in sums.items()}
+        for index, client in enumerate(with_samples.tolist()):
+            means = {name: total[index] / counts[client] for name, total in sums.items()}
             for name, value in self._of_means(means, data).items():
                 measured[name][client] = value
         return measured
@@ -417,7 +419,7 @@ class NeuralNetwork(Model, Section):
             with torch.no_grad(), self.evaluation_draws(data):
                 outputs = call_module(module, as_inputs(rows_of_inputs(samples.features, part), dtype))
                 targets = as_target(torch.from_numpy(np.array(samples.labels[part])), dtype)
-                values = {name: each.per_sample(outputs, targets).to(torch.float64) for name, each in parts}
+                values = {name: measure.per_sample(outputs, targets).to(torch.float64) for name, measure in parts}
             for name, of_samples in values.items():
                 if len(of_samples) != len(targets):
                     raise UserError(
@@ -448,10 +450,10 @@ def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Te
         *(("metrics", "metric", metric) for metric in metrics),
         ("loss", "loss", loss),
     ]
-    for section, noun, each in parts:
-        name, kind = f"model.{section}", kind_of(each)
+    for section, noun, measure in parts:
+        name, kind = f"model.{section}", kind_of(measure)
         try:
-            values: Any = each.per_sample(outputs, targets)
+            values: Any = measure.per_sample(outputs, targets)
         except (Exception, SystemExit) as error:
             raise UserError(
                 f"{name}: {kind} does not take outputs {list(outputs.shape)} and targets {list(targets.shape)} of "
@@ -465,8 +467,8 @@ def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Te
             )
         if section == "loss" and not values.requires_grad:
             raise UserError(f"{name}: {kind} has no gradient; compute it from the outputs by torch's operations")
-        if isinstance(each, Metric):
-            _try_means(each, values.detach().to(torch.float64).mean(0).reshape(-1).numpy())
+        if isinstance(measure, Metric):
+            _try_means(measure, values.detach().to(torch.float64).mean(0).reshape(-1).numpy())
 
 
 def _try_means(metric: Metric, means: FloatArray) -> None:
@@ -489,8 +491,8 @@ def skeleton(model: NeuralNetwork, data: Samples) -> nn.Module:
     """
     if model.all_trained:
         return _without_values(model, data)
-    module, found = _with_fixed_values(model, data, model._seed)
-    if model._fixed_sha256 not in (None, found):
+    module, fixed_sha256 = _with_fixed_values(model, data, model._seed)
+    if model._fixed_sha256 not in (None, fixed_sha256):
         raise UserError(
             f"{model.named} has other frozen parameters or buffers than where the run began; draw them by torch's "
             "generator, or read them from a file that is the same everywhere"

@@ -31,14 +31,14 @@ def rating_baselines(data: RatingMatrix) -> dict[str, dict[str, float]]:
     counts = np.bincount(users, minlength=data.n_users)
     own = np.where(counts > 0, np.bincount(users, values, data.n_users) / np.maximum(counts, 1), mean)
     of_items, of_users = biases_of(items, users, values - mean, shape, _RIDGE)
-    found: dict[str, dict[str, float]] = {USER_MEAN: {}, BIASES: {}}
+    errors: dict[str, dict[str, float]] = {USER_MEAN: {}, BIASES: {}}
     for split in _SPLITS:
         users, items, values = data.part(split)
         predicted = {USER_MEAN: own[users], BIASES: mean + of_items[items] + of_users[users]}
-        for name, each in predicted.items():
-            clipped = each.clip(*data.training_range)
-            found[name] |= {f"{split}.{metric}": value for metric, value in rating_errors(clipped, values).items()}
-    return found
+        for name, predictions in predicted.items():
+            clipped = predictions.clip(*data.training_range)
+            errors[name] |= {f"{split}.{metric}": value for metric, value in rating_errors(clipped, values).items()}
+    return errors
 
 
 def rating_errors(predicted: FloatArray, values: FloatArray) -> Mapping[str, float]:
@@ -66,5 +66,5 @@ def biases_of(
     in_row, in_column = (sparse.diags_array(pattern.sum(axis=axis) + decay) for axis in (1, 0))
     right = np.append(np.bincount(row, values, rows), np.bincount(column, values, columns))
     equations = sparse.block_array([[in_row, pattern], [pattern.T, in_column]], format="csr")
-    found, _ = linalg.cg(equations, right, rtol=_TOLERANCE, maxiter=_ITERATIONS)
-    return found[:rows], found[rows:]
+    solution, _ = linalg.cg(equations, right, rtol=_TOLERANCE, maxiter=_ITERATIONS)
+    return solution[:rows], solution[rows:]

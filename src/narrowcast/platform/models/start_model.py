@@ -17,30 +17,30 @@ from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.types import Arrays
 
 
-def start_model(place: Path, folder: Path | None, model: Model, data: Any, seed: int) -> Arrays:
+def start_model(source: Path, folder: Path | None, model: Model, data: Any, seed: int) -> Arrays:
     """Return what is trained in the model of a finished run's folder or of a safetensors file, in its precision here.
 
     The copy in `folder`, that of the run which starts from it, goes first. Raise `UserError` if there is no model, if
     it is damaged, or if its arrays are not those of the model or, where they are not trained, have other values.
     """
-    path = place / MODEL if place.is_dir() else place
+    path = source / MODEL if source.is_dir() else source
     if folder is not None and (folder / START).is_file():
         path = folder / START
     try:
         start, _ = read_tensors(path)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"start_from = {place}: no model there ({error}); give the folder of a finished run, or a safetensors file"
+            f"start_from = {source}: no model there ({error}); give the folder of a finished run, or a safetensors file"
         ) from None
     drawn: Arrays = model.init_server(data, seed)
     whole, fixed = model.of_seed(seed).state(drawn, data), model.of_seed(seed).fixed_names(data)
-    has, wanted, also = ({name: list(each.shape) for name, each in part.items()} for part in (start, drawn, whole))
+    has, wanted, also = ({name: list(array.shape) for name, array in part.items()} for part in (start, drawn, whole))
     if has not in (wanted, also):
-        raise UserError(f"start_from = {place}: its model has {_listed(has)}, this experiment's {_listed(wanted)}")
+        raise UserError(f"start_from = {source}: its model has {_listed(has)}, this experiment's {_listed(wanted)}")
     for name in start.keys() & fixed:
         if not np.array_equal(start[name], whole[name], equal_nan=True):
             raise UserError(
-                f"start_from = {place}: its {name} is not that of this experiment, which does not train it; build the "
+                f"start_from = {source}: its {name} is not that of this experiment, which does not train it; build the "
                 "module with those values"
             )
     return {name: start[name].astype(values.dtype) for name, values in drawn.items()}
