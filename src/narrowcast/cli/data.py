@@ -25,7 +25,8 @@ def list_data() -> None:
 
     table = Table("name", "description", "licence", "found", box=None, pad_edge=False)
     for row in download.status():
-        table.add_row(row.name, row.description, row.licence, str(row.folder or f"no: narrowcast data fetch {row.name}"))
+        folder = row.folder or f"no: narrowcast data fetch {row.name}"
+        table.add_row(row.name, row.description, row.licence, str(folder))
     console().print(table)
     click.echo("searched in " + ", then ".join(str(root) for root in download.roots()))
 
