@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from narrowcast.catalog import ALGORITHMS
-from narrowcast.laws import algorithm_laws, configuration
+from narrowcast.laws import algorithm_laws, registries
 from narrowcast.laws.algorithm_laws import CODECS, LAWS, UNCODED, Trained
 
 FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -87,8 +87,8 @@ def test_an_algorithm_is_its_configuration_with_a_codec_too(kind: str) -> None:
     coded: Any = ALGORITHMS[kind].model_validate({"codec": CODECS["quantised"]})
     for each in (algorithm, coded):
         assert type(each).model_validate_json(each.model_dump_json()) == each
-        for law in configuration.LAWS:
-            law(configuration.Configured(ALGORITHMS, each))
+        for law in registries.CONFIGURATION_LAWS:
+            law(registries.Configured(ALGORITHMS, each))
     assert coded != algorithm
 
 

@@ -12,7 +12,7 @@ import broken_engines
 import broken_scenes
 import broken_solvers
 from broken_law import Broken
-from narrowcast.laws import configuration, training_laws
+from narrowcast.laws import registries, training_laws
 from narrowcast.laws.law import evaluate_laws
 from narrowcast.laws.registries import LAWS
 from narrowcast.platform.errors import UserError
@@ -36,7 +36,7 @@ def test_each_law_of_a_registry_is_broken_by_some_class(registry: str) -> None:
 
 
 def test_each_law_of_configurations_is_broken_by_some_class() -> None:
-    assert not set(configuration.LAWS) - {broken.law for broken in BROKEN}
+    assert not set(registries.CONFIGURATION_LAWS) - {broken.law for broken in BROKEN}
 
 
 def test_trainings_that_fit_nothing_have_no_case() -> None:

@@ -8,10 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.laws.configuration import LAWS as OF_EVERY_CLASS
-from narrowcast.laws.configuration import Configured
 from narrowcast.laws.law import title
-from narrowcast.laws.registries import LAWS, verdicts
+from narrowcast.laws.registries import CONFIGURATION_LAWS, LAWS, Configured, verdicts
 from narrowcast.platform.data.partition import IID
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.sampling import Bernoulli
@@ -78,7 +76,7 @@ def objects() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("registry", "value"), list(objects()))
 def test_every_class_is_its_configuration(registry: Any, value: Any) -> None:
-    for law in OF_EVERY_CLASS:
+    for law in CONFIGURATION_LAWS:
         law(Configured(registry, value))
     assert value.kind == registry.kind_of(value)
 

@@ -1,4 +1,7 @@
-"""Laws: how one is tried on a case, and its verdict."""
+"""Laws: how one is tried on a case, and its verdict.
+
+Every file of laws begins from these few lines, which import no class that has laws, so that none makes a circle.
+"""
 
 from __future__ import annotations
 

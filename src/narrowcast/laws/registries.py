@@ -1,36 +1,95 @@
-"""The laws of each registry."""
+"""The laws of each registry, and those of every registry: the object is its configuration."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from io import StringIO
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError, create_model
 
 from narrowcast.laws import (
     aggregator_laws,
     algorithm_laws,
     codec_laws,
-    configuration,
     data_laws,
     execution_laws,
-    learning_rate_laws,
     loss_laws,
     model_laws,
-    partition_laws,
+    optimisation_laws,
     radio_laws,
     second_process,
-    server_optimizer_laws,
     simulation_laws,
     solver_laws,
     training_laws,
 )
-from narrowcast.laws.law import Cases, Verdict, evaluate_laws
+from narrowcast.laws.law import Cases, Verdict, evaluate_laws, require
+from narrowcast.platform.config.files import plugin_folders, validate
 from narrowcast.platform.config.kinds import Registry
+from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import UserError, described
 from narrowcast.tuning import sampler_laws
+
+
+@dataclass(frozen=True)
+class Configured:
+    """An object of a registry."""
+
+    registry: Registry
+    value: Any
+
+
+def pickling_gives_an_equal_object(case: Configured) -> None:
+    """Pickle and unpickle the object, as a backend does to reach its workers."""
+    back = pickle.loads(pickle.dumps(case.value))
+    require(back == case.value, f"it comes back as {back!r}")
+    if case.registry.name != "backend":  # the others are keys of what is kept between calls
+        require(hash(back) == hash(case.value), "its hash is another")
+
+
+def a_yaml_round_trip_gives_an_equal_object(case: Configured) -> None:
+    """Write the object to YAML under its kind, and read it again."""
+    field: Any = (Annotated[Any, case.registry], ...)
+    holder: type[BaseModel] = create_model("Holder", part=field)
+    written = StringIO()
+    write_yaml(holder(part=case.value).model_dump(mode="json"), written)
+    back = validate(holder, read_yaml(written.getvalue(), "YAML"), f"{plugin_folders('')[1]}/YAML")
+    require(getattr(back, "part") == case.value, f"it comes back as {getattr(back, 'part')!r}")  # noqa: B009 - made above
+
+
+def an_unknown_field_is_refused(case: Configured) -> None:
+    """Give the class a field that it does not have."""
+    try:
+        type(case.value).model_validate({**case.value.model_dump(), "no_such_field": 1})
+    except ValidationError:
+        return
+    require(condition=False, reason="no_such_field was taken")
+
+
+def fields_cannot_be_changed(case: Configured) -> None:
+    """Assign a field of the object."""
+    try:
+        case.value.kind = "other"
+    except (UserError, ValidationError, AttributeError, TypeError):
+        return
+    require(condition=False, reason="kind was assigned")
+
+
+def the_class_has_a_docstring(case: Configured) -> None:
+    """Read the docstring of the class."""
+    require(type(case.value).__doc__, "it has no docstring")
+
+
+CONFIGURATION_LAWS = (
+    pickling_gives_an_equal_object,
+    a_yaml_round_trip_gives_an_equal_object,
+    an_unknown_field_is_refused,
+    fields_cannot_be_changed,
+    the_class_has_a_docstring,
+)
 
 
 @dataclass(frozen=True)
@@ -58,16 +117,16 @@ LAWS: Mapping[str, LawsOf] = {
         _NO_MODEL,
     ),
     "codec": LawsOf(codec_laws.cases, codec_laws.LAWS, "it can stand neither first, nor after a quantiser"),
-    "data": LawsOf(data_laws.cases, data_laws.LAWS),
+    "data": LawsOf(data_laws.data_cases, data_laws.DATA_LAWS),
     "partition": LawsOf(
-        partition_laws.cases, partition_laws.LAWS, "it refuses 1200 samples of ten classes for twelve clients"
+        data_laws.partition_cases, data_laws.PARTITION_LAWS, "it refuses 1200 samples of ten classes for twelve clients"
     ),
     "model": LawsOf(model_laws.cases, model_laws.LAWS, on_data=model_laws.on_data),
     "loss": LawsOf(loss_laws.cases, loss_laws.LOSS_LAWS, on_data=loss_laws.on_data),
     "metric": LawsOf(loss_laws.cases, loss_laws.METRIC_LAWS, on_data=loss_laws.on_data),
     "training": LawsOf(training_laws.cases, training_laws.LAWS, _NO_MODEL),
-    "learning_rate_schedule": LawsOf(learning_rate_laws.cases, learning_rate_laws.LAWS),
-    "server_optimizer": LawsOf(server_optimizer_laws.cases, server_optimizer_laws.LAWS),
+    "learning_rate_schedule": LawsOf(optimisation_laws.schedule_cases, optimisation_laws.SCHEDULE_LAWS),
+    "server_optimizer": LawsOf(optimisation_laws.optimizer_cases, optimisation_laws.OPTIMIZER_LAWS),
     "aggregator": LawsOf(aggregator_laws.cases, aggregator_laws.LAWS),
     "fleet": LawsOf(simulation_laws.fleet_cases, simulation_laws.FLEET_LAWS),
     "channel": LawsOf(radio_laws.channel_cases, radio_laws.CHANNEL_LAWS),
@@ -92,13 +151,13 @@ LAWS: Mapping[str, LawsOf] = {
 DIGESTS: Mapping[str, second_process.DigestOf] = {
     "algorithm": algorithm_laws.digest_of,
     "codec": codec_laws.digest_of,
-    "data": data_laws.digest_of,
-    "partition": partition_laws.digest_of,
+    "data": data_laws.digest_of_data,
+    "partition": data_laws.digest_of_partition,
     "model": model_laws.digest_of,
     "loss": loss_laws.digest_of,
     "metric": loss_laws.digest_of,
     "training": training_laws.digest_of,
-    "server_optimizer": server_optimizer_laws.digest_of,
+    "server_optimizer": optimisation_laws.digest_of_optimizer,
     "aggregator": aggregator_laws.digest_of,
     "fleet": simulation_laws.digest_of_fleet,
     "channel": radio_laws.digest_of_channel,
@@ -118,7 +177,7 @@ def verdicts(registry: Registry, value: BaseModel, data: Dataset | None = None) 
     if data is not None and laws.on_data is None:
         kinds = ", ".join(name for name, registry in LAWS.items() if registry.on_data is not None)
         raise UserError(f"--data: the laws of {registry.name} bring their own data; it is for these kinds: {kinds}")
-    yield from evaluate_laws(configuration.LAWS, {"": configuration.Configured(registry, value)})
+    yield from evaluate_laws(CONFIGURATION_LAWS, {"": Configured(registry, value)})
     try:
         cases = laws.cases(value) if data is None or laws.on_data is None else laws.on_data(value, data)
     except UserError as error:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from labelled_sets import check_dealt
-from narrowcast.laws.data_laws import LAWS, Loaded
+from narrowcast.laws.data_laws import DATA_LAWS, Loaded
 from narrowcast.platform.data.formats import NPZ, HuggingFace, TorchDataset
 from narrowcast.platform.data.partition import Dirichlet, Natural
 from narrowcast.platform.data.samples import Samples
@@ -84,7 +84,7 @@ def write_hugging_face(path: Path) -> Path:
 
 def check_laws(source: Any) -> Samples:
     case = Loaded(source)
-    for law in LAWS:
+    for law in DATA_LAWS:
         law(case)
     check_dealt(case.data)
     return case.data
@@ -170,7 +170,7 @@ def test_labels_that_are_fractions_are_numbers_to_be_predicted(root: Path) -> No
     heights = LABELS / 3 + 1
     path = write_npz(root / "heights.npz", y_train=heights, y_test=TEST_LABELS)
     case = Loaded(NPZ(path=path, **fields))
-    for law in LAWS:
+    for law in DATA_LAWS:
         law(case)
     assert (case.data.targets, case.data.n_outputs, case.data.train.labels.dtype) == ("numbers", 1, np.float32)
     assert np.array_equal(case.data.train.labels[:, 0], heights.astype(np.float32))

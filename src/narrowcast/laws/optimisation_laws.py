@@ -1,7 +1,8 @@
-"""Laws of server optimizers: of the server's step from the mean change of one tensor."""
+"""Laws of optimisation: of the learning rate in a round, and of the server's step from the mean change of a tensor."""
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -10,14 +11,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.federated.server_optimizer import ServerOptimizer
+from narrowcast.algorithms.local_training.rules import LearningRateSchedule
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.types import Arrays
 
+_STEPS_OF_A_ROUND = 7
 _ROUNDS, _SHAPE = 20, (3, 5)
 
 
-def cases(optimizer: ServerOptimizer) -> dict[str, ServerOptimizer]:
+def schedule_cases(schedule: LearningRateSchedule) -> dict[str, LearningRateSchedule]:
+    """Return the only case."""
+    return {"": schedule}
+
+
+def _factors(schedule: LearningRateSchedule) -> list[list[float]]:
+    """Return the factors at the steps of the first rounds, by round."""
+    steps = range(_STEPS_OF_A_ROUND)
+    return [[schedule.factor(index, (index - 1) * len(steps) + step) for step in steps] for index in range(1, 300)]
+
+
+def factors_are_finite_and_above_zero(schedule: LearningRateSchedule) -> None:
+    """Look at 299 rounds of seven steps."""
+    for index, of_round in enumerate(_factors(schedule), start=1):
+        require(
+            all(math.isfinite(factor) and factor > 0 for factor in of_round),
+            f"round {index} has the factors {of_round}",
+        )
+
+
+def a_factor_is_the_same_in_every_process(schedule: LearningRateSchedule) -> None:
+    """Ask twice, the second time through pickle."""
+    again: LearningRateSchedule = pickle.loads(pickle.dumps(schedule))
+    require(_factors(schedule) == _factors(again), "the same round gives another factor")
+
+
+def only_a_schedule_by_step_changes_within_a_round(schedule: LearningRateSchedule) -> None:
+    """Compare the factors of each round."""
+    changes = any(len(set(of_round)) > 1 for of_round in _factors(schedule))
+    require(schedule.by_step or not changes, "the factor changes within a round, and by_step is False")
+
+
+SCHEDULE_LAWS = (
+    factors_are_finite_and_above_zero,
+    a_factor_is_the_same_in_every_process,
+    only_a_schedule_by_step_changes_within_a_round,
+)
+
+
+def optimizer_cases(optimizer: ServerOptimizer) -> dict[str, ServerOptimizer]:
     """Return the only case."""
     return {"": optimizer}
 
@@ -36,7 +78,7 @@ def _steps(optimizer: ServerOptimizer) -> Iterator[tuple[NDArray[Any], Arrays]]:
         yield direction, slots
 
 
-def digest_of(optimizer: ServerOptimizer) -> str:
+def digest_of_optimizer(optimizer: ServerOptimizer) -> str:
     """Return the sha256 of the last direction and slots."""
     direction, slots = list(_steps(optimizer))[-1]
     return digest({"": direction, **slots})
@@ -71,7 +113,7 @@ def the_first_step_goes_along_the_change(optimizer: ServerOptimizer) -> None:
     require(not still.any(), "the first step without a change moves the model")
 
 
-LAWS = (
+OPTIMIZER_LAWS = (
     directions_and_slots_keep_their_shapes,
     a_step_depends_on_its_arguments_alone,
     the_first_step_goes_along_the_change,
