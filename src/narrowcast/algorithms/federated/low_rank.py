@@ -193,9 +193,9 @@ class LowRank(RowAveraging, ClientPass, ABC):
     def _mean_of_tensors(self, total: Arrays, model: Arrays) -> dict[str, NDArray[Any]]:
         """Return the mean of each A of a network by component, and of the vectors, times the server's learning rate."""
         sums, rate, mean = TensorSum.of(total), self.server_learning_rate, {}
-        for name, values in sums.tensors.items():
+        for name, values in model.items():  # in the model's order, which a protected sum has not
             divisor = sums.component_weights.get(name, sums.weight)
-            mean[name] = (rate * values / np.where(divisor > 0, divisor, 1.0)).astype(model[name].dtype)
+            mean[name] = (rate * sums.tensors[name] / np.where(divisor > 0, divisor, 1.0)).astype(values.dtype)
         return mean
 
     def final(self, server: Arrays) -> Arrays:
