@@ -30,7 +30,7 @@ PUBLIC = {
     ("algorithms/channel/two_bands.py", "'bands'"),
     ("platform/data/classification.py", "part"),
     ("platform/data/soundness.py", "'loading'"),
-    ("platform/data/public_set.py", "'public samples'"),
+    ("platform/data/classification.py", "'public samples'"),
     ("platform/data/scikit_learn.py", "'diabetes: test'"),
     ("platform/data/scikit_learn.py", "'digits: test'"),
     ("platform/data/rating_matrix.py", "'ratings'"),

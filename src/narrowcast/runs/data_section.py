@@ -13,10 +13,10 @@ from narrowcast.catalog import DATA
 from narrowcast.experiment import load_replicas, packaged_experiments
 from narrowcast.platform.config.files import Defaults, Section, apply_overrides, plugin_folders, validate
 from narrowcast.platform.data.dataset import Dataset, DataSource
+from narrowcast.platform.data.download import located
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.samples import described as shapes
-from narrowcast.platform.data.user_files import located
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.partition_counts import classes_held
 from narrowcast.platform.types import IntArray

@@ -28,15 +28,16 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
+from narrowcast.platform.data.download import located
 from narrowcast.platform.data.own import eight_bit_image, opened
 from narrowcast.platform.data.rating_matrix import ExplicitRatings, RatingMatrix
 from narrowcast.platform.data.ratings import PARQUET, read_rating_table
 from narrowcast.platform.data.table_content import Dialect
-from narrowcast.platform.data.user_files import located, npz_arrays
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.rating_baselines import biases_of, rating_baselines
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solving import ProblemSource, Work
+from narrowcast.platform.storage.disk import npz_arrays
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.low_rank_matrix import difference, frobenius
 from narrowcast.solves.nuclear_norm import ball_metrics, nuclear_norm_program

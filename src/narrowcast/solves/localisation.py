@@ -23,10 +23,11 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.data.user_files import located, readable
+from narrowcast.platform.data.download import located
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solving import ProblemSource, Solver, StepResult, name_of
+from narrowcast.platform.storage.disk import readable
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solves.certificate import Proof, sparse_eigenvalue_bound
 from narrowcast.solves.semidefinite import (

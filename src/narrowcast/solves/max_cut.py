@@ -17,8 +17,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.data.download import find
-from narrowcast.platform.data.user_files import located
+from narrowcast.platform.data.download import find, located
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solving import ProblemSource, Work

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.platform.data.user_files import readable
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.storage.disk import readable
 from narrowcast.platform.types import FloatArray, IntArray
 
 MOST_VERTICES = 10**7

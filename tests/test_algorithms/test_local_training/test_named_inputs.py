@@ -23,8 +23,8 @@ from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws.small_tasks import masked_tokens
 from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.data.classification import PublicSet
 from narrowcast.platform.data.formats import TorchDataset
-from narrowcast.platform.data.public_set import PublicSet
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.data.soundness import UnsoundDataError, check_held_out
 from narrowcast.platform.errors import UserError

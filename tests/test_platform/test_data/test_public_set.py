@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from narrowcast.platform.data.image_sets import MNIST
-from narrowcast.platform.data.public_set import held_by
-from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.data.samples import Labelled, Samples, held_by
 from narrowcast.platform.data.scikit_learn import Digits
 from narrowcast.platform.data.synthetic import Synthetic
 from narrowcast.platform.errors import UserError

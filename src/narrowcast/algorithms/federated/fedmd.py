@@ -27,8 +27,7 @@ from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.federated.unit_slices import affordable_widths, multiplications
 from narrowcast.platform.config.kinds import kind_of
 from narrowcast.platform.contracts import Broadcast, OwnModel, Task, Traits
-from narrowcast.platform.data.public_set import held_by
-from narrowcast.platform.data.samples import Features, Labelled, Samples, by_name, rows_of_inputs
+from narrowcast.platform.data.samples import Features, Labelled, Samples, by_name, held_by, rows_of_inputs
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.measures import LOSSES, AbsoluteLoss, Loss
 from narrowcast.platform.models.model import MODELS, Model

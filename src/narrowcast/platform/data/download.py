@@ -1,4 +1,4 @@
-"""Lookup, download and verification of data sets."""
+"""Lookup, download and verification of data sets, and lookup of the files that a user names."""
 
 from __future__ import annotations
 
@@ -57,6 +57,20 @@ def find(name: str, candidates: Sequence[str]) -> Path:
         wanted = " or ".join(candidates)
         raise UserError(f"{name} was not found: no {wanted} in {folders}; run: narrowcast data fetch {name}")
     return folder
+
+
+def located(path: Path, field: str, section: str = "data") -> Path:
+    """Return the file or folder at `path`: as given, or below the folders searched for data sets.
+
+    Raise `UserError` with the folders searched if there is none.
+    """
+    path = expand_home(path)
+    candidates = [path, *(root / path for root in roots())]
+    existing = next((candidate for candidate in candidates if candidate.exists()), None)
+    if existing is None:
+        searched = ", ".join(dict.fromkeys(str(candidate.absolute()) for candidate in candidates))
+        raise UserError(f"{section}.{field} = {path} does not exist (looked for {searched}); give the path of the data")
+    return existing
 
 
 def status() -> list[Status]:

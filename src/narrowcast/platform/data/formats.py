@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 from narrowcast.platform.config import plugins
 from narrowcast.platform.config.kinds import Factory
 from narrowcast.platform.config.trust import read_json
+from narrowcast.platform.data.download import located
 from narrowcast.platform.data.own import (
     TRAIN,
     SixteenBits,
@@ -41,8 +42,8 @@ from narrowcast.platform.data.own import (
 )
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.soundness import seeded_loading
-from narrowcast.platform.data.user_files import located, npz_arrays, readable
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.storage.disk import npz_arrays, readable
 
 _log = logging.getLogger(__name__)
 

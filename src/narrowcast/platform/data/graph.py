@@ -26,9 +26,10 @@ from pydantic import Field
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.plugins import check_installed
 from narrowcast.platform.data.dataset import Dataset, DataSource
-from narrowcast.platform.data.user_files import located, npz_arrays
+from narrowcast.platform.data.download import located
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.storage.disk import npz_arrays
 from narrowcast.platform.types import IntArray
 
 

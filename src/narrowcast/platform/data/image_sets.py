@@ -35,7 +35,7 @@ from narrowcast.platform.data.classification import (
     check_labels,
     hold_out,
 )
-from narrowcast.platform.data.download import find, roots
+from narrowcast.platform.data.download import find, located, roots
 from narrowcast.platform.data.own import (
     SUFFIXES,
     TEST,
@@ -48,7 +48,6 @@ from narrowcast.platform.data.own import (
     part_names,
 )
 from narrowcast.platform.data.samples import Labelled, Samples, rows_of_inputs
-from narrowcast.platform.data.user_files import located
 from narrowcast.platform.errors import UserError
 
 UNSIGNED_BYTES = 0x08

@@ -21,8 +21,8 @@ from pydantic import Field
 
 from narrowcast.platform.data.download import find
 from narrowcast.platform.data.graph import UNKNOWN, GraphSource, NodeGraph
-from narrowcast.platform.data.user_files import readable
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.storage.disk import readable
 from narrowcast.platform.types import IntArray
 
 _MOST_VALUES = 2**28

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.data.dataset import Dataset, DataSource
-from narrowcast.platform.data.download import find
+from narrowcast.platform.data.download import find, located
 from narrowcast.platform.data.image_sets import MNIST, FashionMNIST
 from narrowcast.platform.data.ncf import MOVIELENS
 from narrowcast.platform.data.ncf import TRAIN as NCF_TRAIN
@@ -28,7 +28,6 @@ from narrowcast.platform.data.partition import Partition, Shards
 from narrowcast.platform.data.ratings import NumberedIds, RatingTable, read_rating_table
 from narrowcast.platform.data.scikit_learn import Digits
 from narrowcast.platform.data.table_content import Decimal, Delimiter, Dialect, Encoding
-from narrowcast.platform.data.user_files import located
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.seeds import generator

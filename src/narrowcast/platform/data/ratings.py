@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.data.dataset import DataSource
+from narrowcast.platform.data.download import located
 from narrowcast.platform.data.interactions import (
     NEGATIVES,
     NO_ITEM,
@@ -49,7 +50,6 @@ from narrowcast.platform.data.table_content import (
     is_parquet,
     text_stream,
 )
-from narrowcast.platform.data.user_files import located
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import IntArray
 

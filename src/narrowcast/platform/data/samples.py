@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -220,3 +220,15 @@ def tenths(numbers: NDArray[Any], among: NDArray[Any] | None = None) -> IntArray
     """Return the tenth of all numbers, or of those `among`, that each number belongs to, 0 to 9."""
     edges = np.quantile(numbers if among is None else among, np.arange(0.1, 0.95, 0.1))
     return np.searchsorted(edges, numbers).astype(np.int64)
+
+
+def held_by(clients: IntArray, data: Samples, samples: Labelled) -> Samples:
+    """Return a data set in which each of these clients has all of the samples, and the others have none."""
+    counts = np.zeros(data.n_clients, dtype=np.int64)
+    counts[clients] = len(samples)
+    return replace(
+        data,
+        train=samples,
+        order=np.tile(np.arange(len(samples)), len(clients)),
+        indptr=np.concatenate([[0], np.cumsum(counts)]),
+    )

@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.platform.data.classification import MOST_CLIENTS, Classification, Splits
-from narrowcast.platform.data.download import find
+from narrowcast.platform.data.download import find, located
 from narrowcast.platform.data.partition import Natural, Partition
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.data.sources import BY_CHARACTER
-from narrowcast.platform.data.user_files import located
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray

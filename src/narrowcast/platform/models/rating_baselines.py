@@ -1,4 +1,7 @@
-"""Predictions of ratings without factors and without training, which every model of ratings is to be compared with."""
+"""Predictions of ratings without factors and without training, which every model of ratings is to be compared with.
+
+They stand apart from the models of factors because solves and studies read them without torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The model that a run starts from: that of another run or a file, and what no client trains in it."""
+"""The model that a run starts from: that of another run or a file, and what no client trains in it.
+
+It stands apart from the contract of models because it needs the `Task`, whose contract needs that of models.
+"""
 
 from __future__ import annotations
 

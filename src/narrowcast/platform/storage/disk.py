@@ -3,7 +3,7 @@
 After a power cut, only what was synced is certain: a file's content by `sync` of the file; its name, renaming and
 removal by `sync` of its folder. The data that a record depends on are therefore synced before the record is written.
 
-Atomic and durable writes, and safetensors files with their metadata; reading never runs code.
+Atomic and durable writes, safetensors files with their metadata, and arrays of .npz files; reading never runs code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import hashlib
 import os
 import re
 import socket
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -20,6 +23,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
@@ -216,3 +220,38 @@ def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the tensors and the metadata of a safetensors file; raise `SafetensorError` if it is damaged."""
     with safe_open(path, "numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+@contextmanager
+def readable(path: Path, errors: tuple[type[Exception], ...], advice: str) -> Iterator[None]:
+    """Raise `UserError`, with the path and the advice, for one of the errors that a library has on damaged files."""
+    try:
+        yield
+    except UserError:
+        raise
+    except errors as error:
+        reason = (str(error).splitlines() or ["unreadable"])[0]
+        raise UserError(f"{path}: {reason:.200}; {advice}") from error
+
+
+_UNREADABLE_NPZ = (
+    OSError, ValueError, EOFError, LookupError, RuntimeError, MemoryError, OverflowError, zipfile.BadZipFile,
+    zlib.error, struct.error,
+)  # fmt: skip
+"""Errors of NumPy and zipfile on damaged, encrypted or newer files, of which NotImplementedError is a RuntimeError."""
+
+
+@contextmanager
+def npz_arrays(path: Path, content: str) -> Iterator[Any]:
+    """Open the arrays of a .npz file; raise `UserError` if it is not one, is damaged, or an array of it is pickled.
+
+    `content` is named by the advice: what to write with numpy.savez.
+    """
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path}: is not a .npz file; write {content} with numpy.savez")
+    with (
+        readable(path, _UNREADABLE_NPZ, "save it again with numpy.savez"),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        yield arrays
