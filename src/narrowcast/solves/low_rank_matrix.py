@@ -1,7 +1,7 @@
 """Matrices of low rank as factors: norms without loss of digits, and leading singular triples of sums with sparse ones.
 
-A matrix of rank k is left right', left [m, k] and right [n, k]. Solvers of completion, of
-nuclear norms and of semidefinite programs share what is here; it is of none of them.
+A matrix of rank k is left right', left [m, k] and right [n, k]. Solvers of completion, of nuclear norms
+and of semidefinite programs share what is here; it belongs to none of them.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def pair_differences(tested: Tested, pairs: Sequence[tuple[str, str]]) -> list[P
     )
 
 
-def plot_groups(title: str, label: str, place: Place, tested: Tested, path: Path) -> None:
+def plot_groups(title: str, label: str, location: Place, tested: Tested, path: Path) -> None:
     """Plot the metric of each method, in up to two groups, whose names are the field `words`."""
     figure, (axes,) = new_figure(title, panels=1)
     groups: dict[str, dict[str, tuple[float, ...]]] = {}
@@ -272,7 +272,7 @@ def plot_groups(title: str, label: str, place: Place, tested: Tested, path: Path
         groups.setdefault(finished.text("$words"), {})[method] = finished.reached()
     draw_groups(axes, list(dict.fromkeys(method for _, method in tested)), groups)
     axes.set(xlabel=label)
-    axes.legend(frameon=False, loc=place)
+    axes.legend(frameon=False, loc=location)
     figure.savefig(path, dpi=100)
 
 

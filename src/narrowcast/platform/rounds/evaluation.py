@@ -73,7 +73,7 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
     splits, population = plan.evaluate_clients, live.population
     if not splits:
         return {}
-    everybody = np.arange(run.task.data.n_clients)
+    all_clients = np.arange(run.task.data.n_clients)
     algorithm = run.algorithm.plain
     if algorithm.personalises:
         broadcast = algorithm.broadcast(live.server, run.task, round_index + 1).arrays
@@ -83,7 +83,7 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
         size, names = _CLIENTS_AT_ONCE, set(run.task.model.client_parameters or ())
     chunks = [
         Chunk(round_index, index, clients, {name: population.arrays[name][clients] for name in sorted(names)})
-        for index, clients in enumerate(np.split(everybody, range(size, len(everybody), size)))
+        for index, clients in enumerate(np.split(all_clients, range(size, len(all_clients), size)))
     ]
     parts = measure(broadcast, chunks, splits) if measure else None
     if parts is None:
