@@ -50,7 +50,7 @@ def count_components(change: NDArray[np.float32], n_items: int, share: float | S
     mean = exact.sum(axis=0) / n_items
     variances = np.linalg.eigvalsh(exact.T @ exact - n_items * np.outer(mean, mean))[::-1].clip(min=0)
     explained = np.cumsum(variances) / variances.sum() if variances.any() else np.ones(1)
-    return [int(np.searchsorted(explained, each - 1e-12)) + 1 for each in np.atleast_1d(share)]
+    return [int(np.searchsorted(explained, threshold - 1e-12)) + 1 for threshold in np.atleast_1d(share)]
 
 
 @dataclass
@@ -67,7 +67,7 @@ class ComponentCounter(Executor):
         results = [self.algorithm.train(broadcast, chunk, self.task) for chunk in chunks]
         round_index = chunks[0].round_index
         if round_index == 1 or round_index % EVERY == 0:
-            self.counts[round_index] = [each for chunk in chunks for each in self._count(broadcast, chunk)]
+            self.counts[round_index] = [row for chunk in chunks for row in self._count(broadcast, chunk)]
             mean = RowSum.of(self.algorithm.fold([result.partial for result in results])).mean()
             self.of_mean.append(count_components(mean, len(mean), list(SHARES.values())))
         return results
@@ -91,17 +91,17 @@ def measure_components(run: Run) -> Mapping[str, Any]:
     counter = ComponentCounter(run.algorithm, task)
     for _ in rounds(run, counter):
         pass
-    counts = [np.array(each) for each in counter.counts.values()]
+    counts = [np.array(row_counts) for row_counts in counter.counts.values()]
     return {
         "round": list(counter.counts),
         **{
             name: {
-                "mean": [float(each[:, place].mean()) for each in counts],
-                "spread": [float(each[:, place].std()) for each in counts],
-                "most": [int(each[:, place].max()) for each in counts],
-                "of_mean": [each[place] for each in counter.of_mean],
+                "mean": [float(row_counts[:, column].mean()) for row_counts in counts],
+                "spread": [float(row_counts[:, column].std()) for row_counts in counts],
+                "most": [int(row_counts[:, column].max()) for row_counts in counts],
+                "of_mean": [row_counts[column] for row_counts in counter.of_mean],
             }
-            for place, name in enumerate(SHARES)
+            for column, name in enumerate(SHARES)
         },
     }
 

@@ -110,6 +110,6 @@ def _interpolate(direction: Direction, payload: float, results: Results) -> Floa
 
 def _published_difference(point: Point) -> float:
     """Return the paper's HR@10 of SCoLR less CoLR's at the mean of the uniform ranks 1 to r_g."""
-    knots = (*sorted(COLR, key=lambda each: each.size), FEDMF[0])
-    sizes, values = [each.size for each in knots], [each.hr for each in knots]
+    knots = (*sorted(COLR, key=lambda knot: knot.size), FEDMF[0])
+    sizes, values = [knot.size for knot in knots], [knot.hr for knot in knots]
     return point.hr - float(np.interp(np.log((point.size + 1) / 2), np.log(sizes), values))

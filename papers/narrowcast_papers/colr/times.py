@@ -108,7 +108,7 @@ def judge_times(results: Results) -> list[PaperVerdict]:
         remainder += f", {np.mean(ours) - CONSTANT_MINUTES:.2f} here"
         for what, published, values in (
             ("computation", paper, ours),
-            ("total", communication + paper, [communication_minutes(method) + each for each in ours]),
+            ("total", communication + paper, [communication_minutes(method) + minutes for minutes in ours]),
         ):
             verdicts.append(
                 PaperVerdict(
@@ -133,18 +133,18 @@ def _minutes(method: str, results: Results) -> list[float]:
 def plot_times(results: Results, path: Path) -> None:
     """Plot communication, and computation without the constant of 166.67 minutes."""
     figure, (left, right) = new_figure("Table 2: minutes of 1000 rounds on ml-1m", panels=2)
-    places = np.arange(len(PAPER))
-    left.barh(places, [communication_minutes(method) for method in PAPER], color=BLUE, height=0.6)
-    left.plot([paper for paper, _ in PAPER.values()], places, "o", color=VERMILLION, fillstyle="none")
+    positions = np.arange(len(PAPER))
+    left.barh(positions, [communication_minutes(method) for method in PAPER], color=BLUE, height=0.6)
+    left.plot([paper for paper, _ in PAPER.values()], positions, "o", color=VERMILLION, fillstyle="none")
     left.set(xlabel="communication (min); rings: paper")
     ours = [float(np.mean(_minutes(method, results))) - CONSTANT_MINUTES for method in PAPER]
-    right.barh(places, ours, color=BLUE, height=0.6)
+    right.barh(positions, ours, color=BLUE, height=0.6)
     right.plot(
-        [paper - CONSTANT_MINUTES for _, paper in PAPER.values()], places, "o", color=VERMILLION, fillstyle="none"
+        [paper - CONSTANT_MINUTES for _, paper in PAPER.values()], positions, "o", color=VERMILLION, fillstyle="none"
     )
     right.set(xlabel=f"computation beyond the constant {CONSTANT_MINUTES:.2f} (min); rings: paper")
     for axes in (left, right):
-        axes.set_yticks(places, list(PAPER) if axes is left else [""] * len(PAPER), fontsize=8)
+        axes.set_yticks(positions, list(PAPER) if axes is left else [""] * len(PAPER), fontsize=8)
         axes.invert_yaxis()
     figure.set_figheight(5.5)
     figure.savefig(path, dpi=150)

@@ -113,4 +113,4 @@ CELLS: tuple[ItemCell, ...] = (
 
 def cell(name: str) -> ItemCell:
     """Return the cell of this name."""
-    return next(each for each in CELLS if each.name == name)
+    return next(cell for cell in CELLS if cell.name == name)
