@@ -16,17 +16,17 @@ from narrowcast.studies.verdicts import PaperVerdict, compared_with_first
 
 def judge_bias(tested: Tested) -> list[PaperVerdict]:
     """Compare all methods with FedAvg, seed by seed."""
-    return compared_with_first({found.cell.name: found.runs for found in tested.values()}, "accuracy")
+    return compared_with_first({finished.cell.name: finished.runs for finished in tested.values()}, "accuracy")
 
 
 def plot_bias(tested: Tested, path: Path) -> None:
     """Plot the accuracy of every method and seed."""
     figure, (axes,) = new_figure("Grey images on one client, coloured ones on the other", panels=1)
-    for place, found in enumerate(tested.values()):
-        reached = found.reached()
-        axes.plot(reached, [-place] * len(reached), "o", color=BLUE, alpha=0.5)
-        axes.plot(sum(reached) / len(reached), -place, "|", color=BLUE, markersize=18)
-    axes.set_yticks([-place for place in range(len(tested))], [found.cell.name for found in tested.values()])
+    for row, finished in enumerate(tested.values()):
+        reached = finished.reached()
+        axes.plot(reached, [-row] * len(reached), "o", color=BLUE, alpha=0.5)
+        axes.plot(sum(reached) / len(reached), -row, "|", color=BLUE, markersize=18)
+    axes.set_yticks([-row for row in range(len(tested))], [finished.cell.name for finished in tested.values()])
     axes.set(xlabel="test accuracy (%) by seed, and the mean")
     figure.savefig(path, dpi=100)
 

@@ -47,14 +47,16 @@ def judge_controls(tested: Tested) -> list[PaperVerdict]:
     return [*map(_beside, tested.values()), *pair_differences(tested, PAIRS)]
 
 
-def _beside(found: FinishedCell) -> PaperVerdict:
+def _beside(finished: FinishedCell) -> PaperVerdict:
     """Say whether the other program's mean lies within two standard deviations of ours by seed."""
-    initial, method = found.cell.key
-    values, expected = found.reached(), EXPECTED[initial][METHODS.index(method)]
+    initial, method = finished.cell.key
+    values, expected = finished.reached(), EXPECTED[initial][METHODS.index(method)]
     difference, spread = float(np.mean(values)) - expected, float(np.std(values, ddof=1))
     inside = abs(difference) <= 2 * spread
-    said = f"{'within' if inside else 'not within'} two standard deviations of a seed, {2 * spread:.1f}"
-    return PaperVerdict(found.cell.name, f"{expected:.1f}", mean_and_spread(values), said, f"{difference:+.1f}", values)
+    verdict = f"{'within' if inside else 'not within'} two standard deviations of a seed, {2 * spread:.1f}"
+    return PaperVerdict(
+        finished.cell.name, f"{expected:.1f}", mean_and_spread(values), verdict, f"{difference:+.1f}", values
+    )
 
 
 LABEL = "test accuracy (%) of five seeds"

@@ -32,16 +32,18 @@ PAIRS = (
 def judge_distillation(tested: Tested) -> list[PaperVerdict]:
     """Return the accuracy and the traffic of each cell, and the differences of `PAIRS`, paired by seed."""
     verdicts = [
-        PaperVerdict(found.cell.name, "", mean_and_spread(found.reached()), _traffic(found), "", found.reached())
-        for found in tested.values()
+        PaperVerdict(
+            finished.cell.name, "", mean_and_spread(finished.reached()), _traffic(finished), "", finished.reached()
+        )
+        for finished in tested.values()
     ]
     return verdicts + pair_differences(tested, PAIRS)
 
 
-def _traffic(found: FinishedCell) -> str:
-    if not found.cell.name.startswith("Fed"):
+def _traffic(finished: FinishedCell) -> str:
+    if not finished.cell.name.startswith("Fed"):
         return "nothing that is sent is used"
-    up, down = (np.mean([run[column] for run in found.runs]) / 8e3 for column in ("uplink_bits", "downlink_bits"))
+    up, down = (np.mean([run[column] for run in finished.runs]) / 8e3 for column in ("uplink_bits", "downlink_bits"))
     return f"{up:.0f} kB up and {down:.0f} kB down in all"
 
 

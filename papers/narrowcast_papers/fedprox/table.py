@@ -45,9 +45,11 @@ def judge_fedprox(tested: Tested) -> list[PaperVerdict]:
     values were tuned.
     """
     verdicts = []
-    for found in tested.values():
-        said = ", ".join(choice.words for choice in found.choices)
-        verdicts.append(PaperVerdict(found.cell.name, "", mean_and_spread(found.reached()), said, "", found.reached()))
+    for finished in tested.values():
+        choices = ", ".join(choice.words for choice in finished.choices)
+        verdicts.append(
+            PaperVerdict(finished.cell.name, "", mean_and_spread(finished.reached()), choices, "", finished.reached())
+        )
     for data in DATA:
         verdicts += [
             PaperVerdict(what, _published(what), f"{test.interval.mean:+.2f}", bounds_of(test))
@@ -88,13 +90,13 @@ def plot_fedprox(tested: Tested, path: Path) -> None:
     for axes, stragglers in zip(panels, STRAGGLERS, strict=True):
         for shift, method in enumerate(METHODS):
             drawn = [
-                (place + 0.12 * (shift - 2), tested[key].reached())
-                for place, data in enumerate(DATA)
+                (position + 0.12 * (shift - 2), tested[key].reached())
+                for position, data in enumerate(DATA)
                 if (key := (data, stragglers, method)) in tested
             ]
             draw_seed_means(
                 axes,
-                [place for place, _ in drawn],
+                [position for position, _ in drawn],
                 [reached for _, reached in drawn],
                 color=_COLOURS[method],
                 linestyle="none",

@@ -32,7 +32,9 @@ def judge_total(tested: Tested) -> list[PaperVerdict]:
         return []
     cell = next(iter(tested.values())).cell
     dense_bits = read_tuning_study(FRONTIERS[cell.study]).dense_bits
-    return compared_with_first({found.cell.name: found.runs for found in tested.values()}, cell.of.metric, dense_bits)
+    return compared_with_first(
+        {finished.cell.name: finished.runs for finished in tested.values()}, cell.of.metric, dense_bits
+    )
 
 
 TOTAL = ComparisonVerdicts(judge_total)
