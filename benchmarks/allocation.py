@@ -27,7 +27,7 @@ from scipy.optimize import minimize
 from narrowcast.algorithms.channel.allocation import least_error
 from narrowcast.algorithms.channel.curves import DistortionCurves, ErrorCurves
 from narrowcast.algorithms.channel.regions import GaussianRegion
-from narrowcast.catalog import ALLOCATIONS, CHANNELS
+from narrowcast.platform.config.catalog import ALLOCATIONS, CHANNELS
 from narrowcast.platform.types import Profiles
 
 sys.path.append(str(Path(__file__).parent.parent / "papers"))

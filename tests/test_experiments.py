@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from narrowcast.catalog import DATA, MODEL_DEFAULTS
 from narrowcast.experiment import Experiment, build_experiment, load_experiment, packaged_experiments
+from narrowcast.platform.config.catalog import DATA, MODEL_DEFAULTS
 from narrowcast.platform.config.files import flatten
 from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.platform.errors import UserError

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from narrowcast import extend
-from narrowcast.registry import REGISTRIES
+from narrowcast.platform.config.catalog import REGISTRIES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PUBLIC = {"narrowcast", "narrowcast.extend", "narrowcast.studies"}
@@ -51,7 +51,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 def test_importing_it_loads_neither_torch_nor_the_catalog() -> None:
     program = "import sys, narrowcast.extend; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "numpy", "ray", "narrowcast.catalog"}.intersection(loaded)
+    assert not {"torch", "numpy", "ray", "narrowcast.platform.config.catalog"}.intersection(loaded)
 
 
 def texts() -> list[Path]:

@@ -13,22 +13,20 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from structure import SCOPES, Graph, circles, graph, sources
 
 # What a room may import of the package besides itself and `_version`: at the top, in functions and for types alike.
-_KINDS = {"platform", "algorithms", "solves", "cluster", "catalog"}
-_FILES = {*_KINDS, "packaged", "experiment", "solve_run", "registry", "runs"}
+_KINDS = {"platform", "algorithms", "solves", "cluster"}
+_FILES = {*_KINDS, "packaged", "experiment", "solve_run", "runs"}
 MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "platform": set(),
     "algorithms": {"platform", "solves"},  # the cut of a cohort over two bands
     "solves": {"platform"},
     "cluster": {"platform"},
-    "catalog": _KINDS,
     "packaged": {"platform"},
     "experiment": {*_KINDS, "packaged"},
     "solve_run": {*_KINDS, "packaged", "experiment"},
     "runs": {*_KINDS, "packaged", "experiment", "solve_run", "laws"},
     "laws": {*_FILES, "tuning"},
     "tuning": {*_FILES, "laws"},
-    "registry": {"platform", "catalog", "tuning"},
     "benchmarking": {*_FILES, "laws"},
     "studies": {*_FILES, "laws"},
     "api": {*_FILES, "tuning", "benchmarking"},

@@ -85,7 +85,7 @@ class Namespace:
 
     def _kinds(self) -> dict[str, str]:
         """Return the kind of each class by the name of the class."""
-        from narrowcast.catalog import REGISTRIES
+        from narrowcast.platform.config.catalog import REGISTRIES
 
         registry = REGISTRIES[REGISTRY_NAMES[self._name]]
         installed = {spec.rpartition(":")[2]: kind for kind, spec in plugins.entry_points(registry.name).items()}
@@ -94,7 +94,7 @@ class Namespace:
     def __getattr__(self, name: str) -> Any:
         if not name[:1].isupper():  # no class, but what Python and IPython look for in any object
             raise AttributeError(f"narrowcast.{self._name} has no {name}")
-        from narrowcast.catalog import REGISTRIES
+        from narrowcast.platform.config.catalog import REGISTRIES
 
         kinds = self._kinds()
         if name not in kinds:

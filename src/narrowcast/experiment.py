@@ -18,16 +18,17 @@ from narrowcast import packaged
 from narrowcast.algorithms.channel.radio import CellRadio
 from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
 from narrowcast.algorithms.secure.schemes import AnyScheme, NoProtection, library
-from narrowcast.catalog import (
+from narrowcast.cluster.backend import RayBackend
+from narrowcast.platform.config.catalog import (
     ALGORITHMS,
     BACKENDS,
     DATA,
     FLEETS,
     MODEL_DEFAULTS,
+    MODELS,
     TRAINING_DEFAULTS,
     TRAININGS,
 )
-from narrowcast.cluster.backend import RayBackend
 from narrowcast.platform.config.fields import Role, role_of
 from narrowcast.platform.config.files import Defaults, apply_overrides, flatten, plugin_folders, set_value, validate
 from narrowcast.platform.config.kinds import kind_in
@@ -36,7 +37,7 @@ from narrowcast.platform.contracts import Algorithm, Fleet, Task, Training
 from narrowcast.platform.data.dataset import Dataset, DataSource
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
-from narrowcast.platform.models.model import MODELS, Model
+from narrowcast.platform.models.model import Model
 from narrowcast.platform.models.start_model import pinned, start_model
 from narrowcast.platform.rounds.fleet import Tiers, check_profiles
 from narrowcast.platform.rounds.loop import Backend, LocalBackend

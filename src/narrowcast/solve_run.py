@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from narrowcast import packaged
-from narrowcast.catalog import PROBLEMS, SOLVERS
 from narrowcast.experiment import replicas_of
+from narrowcast.platform.config.catalog import PROBLEMS, SOLVERS
 from narrowcast.platform.config.fields import ITERATIONS, Name, Role
 from narrowcast.platform.config.files import Defaults, plugin_folders, validate
 from narrowcast.platform.config.run_fields import (

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from narrowcast.catalog import ALGORITHMS
 from narrowcast.laws import algorithm_laws, registries
 from narrowcast.laws.algorithm_laws import CODECS, LAWS, UNCODED, Trained
+from narrowcast.platform.config.catalog import ALGORITHMS
 
 FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "adaptive_svd": {"-rank3": {"rank": 3}, "-rank3-uninformed": {"rank": 3, "informs_allocation": False}},

@@ -10,10 +10,10 @@ import pytest
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.laws.law import title
 from narrowcast.laws.registries import CONFIGURATION_LAWS, LAWS, Configured, verdicts
+from narrowcast.platform.config.catalog import REGISTRIES
 from narrowcast.platform.data.partition import IID
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.sampling import Bernoulli
-from narrowcast.registry import REGISTRIES
 
 FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("allocation", "min_error"): {},

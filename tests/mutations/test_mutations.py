@@ -14,7 +14,7 @@ import pytest
 from chains import CHAINS
 from file_parsers import FILES
 from mutants import campaign
-from narrowcast.algorithms.codecs.chain import STAGES
+from narrowcast.platform.config.catalog import CODECS
 from payload_parsers import PAYLOADS
 from record_parsers import RECORDS
 
@@ -47,4 +47,4 @@ def test_many_mutations(name: str, tmp_path: Path) -> None:
 
 
 def test_every_codec_stage_is_mutated() -> None:
-    assert {stage.kind for chain in CHAINS.values() for stage in chain.stages} == set(STAGES)
+    assert {stage.kind for chain in CHAINS.values() for stage in chain.stages} == set(CODECS)

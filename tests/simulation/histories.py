@@ -37,7 +37,7 @@ from simulated_store import SimulatedStore
 from workloads import SOURCES, WORKLOADS, experiment_of
 
 from narrowcast import packaged
-from narrowcast.catalog import DATA
+from narrowcast.platform.config.catalog import DATA
 from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.storage.disk import use_disk

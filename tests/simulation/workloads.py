@@ -10,9 +10,9 @@ from unittest.mock import patch
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.catalog import DATA
 from narrowcast.experiment import Experiment
 from narrowcast.laws.small_tasks import interactions, samples
+from narrowcast.platform.config.catalog import DATA
 from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Samples

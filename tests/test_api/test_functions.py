@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import narrowcast as nc
 from command_line import assert_refused, narrowcast
-from narrowcast.catalog import REGISTRIES
+from narrowcast.platform.config.catalog import REGISTRIES
 from narrowcast.platform.models.networks import MLP
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.

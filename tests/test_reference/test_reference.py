@@ -19,11 +19,11 @@ from pydantic import BaseModel
 import narrowcast
 from narrowcast.cli.main import cli
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.config.catalog import REGISTRIES
 from narrowcast.platform.config.yaml import read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.reference.file_schemas import benchmark_schema, experiment_schema, solve_schema, study_schema
 from narrowcast.reference.reference_pages import in_yaml, prose, reference_pages
-from narrowcast.registry import REGISTRIES
 from narrowcast.tuning.study_file import StudySections
 
 PACKAGED = files("narrowcast") / "experiments"

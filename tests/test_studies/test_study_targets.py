@@ -184,7 +184,7 @@ def test_an_installed_package_announces_its_papers(tmp_path: Path) -> None:
 def test_the_template_runs_keeps_its_rows_and_draws_them_again(tmp_path: Path) -> None:
     folder = tmp_path / "paper"
     folder.mkdir()
-    for file in (EXAMPLES / "paper").iterdir():
+    for file in (EXAMPLES / "paper").glob("*.*"):
         (folder / file.name).write_text(file.read_text())
     assert list(find_targets(folder)) == ["proximal-digits", "dropped-clients"]
     words = ("reproduce", "proximal-digits", "--papers", "paper")
@@ -227,7 +227,7 @@ def test_a_study_that_cannot_run_on_ray_is_one_line(words: tuple[str, ...], phra
 
 def test_the_page_shows_the_template() -> None:
     page = (EXAMPLES.parent / "howto" / "papers-of-your-own.md").read_text()
-    for file in (EXAMPLES / "paper").iterdir():
+    for file in (EXAMPLES / "paper").glob("*.*"):
         assert f"# {file.name}\n{file.read_text()}```" in page
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from narrowcast.laws.law import Verdict
+    from narrowcast.platform.config.kinds import Registry
 
 
 @click.command()
@@ -61,13 +62,23 @@ def check(spec: str, fields: tuple[str, ...], kind: str | None, data: str | None
         raise RunFailed(f"{spec}: {failed} of {len(reasons)} laws do not hold")
 
 
+def _registry_of(cls: object, spec: str) -> Registry:
+    """Return the registry whose contract, or class of the catalog, a class extends; raise `UserError` without one."""
+    from narrowcast.platform.config.catalog import REGISTRIES
+
+    extended = [registry for registry in REGISTRIES.values() if registry.is_extended_by(cls)]
+    if len(extended) != 1:
+        raise UserError(f"{spec} extends no class that has a kind; say its own with --kind: {', '.join(REGISTRIES)}")
+    return extended[0]
+
+
 def _tested(spec: str, fields: Sequence[str], kind: str | None, data: str | None) -> Iterator[str | Verdict]:
     """Yield the name of the class's registry, then a verdict for each of its laws."""
     from narrowcast.laws.registries import verdicts
+    from narrowcast.platform.config.catalog import REGISTRIES
     from narrowcast.platform.config.files import Defaults, apply_overrides, suggest, validate
     from narrowcast.platform.config.plugins import load
     from narrowcast.platform.data.soundness import load_checked
-    from narrowcast.registry import REGISTRIES, registry_of
     from narrowcast.runs.data_section import data_source
 
     if kind is not None and kind not in REGISTRIES:
@@ -75,7 +86,7 @@ def _tested(spec: str, fields: Sequence[str], kind: str | None, data: str | None
     folders = [Path.cwd()]
     if kind is None and ":" not in spec:
         raise UserError(f"{spec}: say of what kind it is with --kind, or write package.module:Class")
-    registry = registry_of(load(spec, folders), spec) if kind is None else REGISTRIES[kind]
+    registry = _registry_of(load(spec, folders), spec) if kind is None else REGISTRIES[kind]
     resolved = registry.resolve(spec, folders)
     value = validate(resolved, apply_overrides({}, fields, Defaults(resolved, folders)), spec)
     loaded = None if data is None else load_checked(data_source(data, ()))
@@ -162,8 +173,8 @@ def list_kinds(topic: str | None) -> None:
     The headings name the section of a file, or of an override, to which the kinds belong: fleet=lognormal. Kinds of
     installed plugins are listed too. narrowcast show EXPERIMENT prints an experiment with all of its values.
     """  # noqa: D301 - click wants the character
+    from narrowcast.platform.config.catalog import REGISTRIES
     from narrowcast.platform.config.files import suggest
-    from narrowcast.registry import REGISTRIES
 
     topics = [*_FILES, *REGISTRIES]
     if topic is not None and topic.removesuffix("s") in topics:
@@ -184,7 +195,7 @@ def list_kinds(topic: str | None) -> None:
 def _entries(topic: str) -> Iterator[tuple[str, str]]:
     """Yield each name under a topic with one line about it."""
     from narrowcast.platform.config import plugins
-    from narrowcast.registry import REGISTRIES
+    from narrowcast.platform.config.catalog import REGISTRIES
 
     if topic in REGISTRIES:
         registry = REGISTRIES[topic]

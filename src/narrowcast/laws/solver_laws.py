@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.catalog import PROBLEMS
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import digest
+from narrowcast.platform.config.catalog import PROBLEMS
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.solving import Problem, ProblemSource, Solver, SolveState, begin, loaded_problem, measured
 from narrowcast.platform.types import Arrays

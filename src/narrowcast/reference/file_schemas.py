@@ -10,11 +10,10 @@ from pydantic import BaseModel
 
 from narrowcast._version import __version__
 from narrowcast.benchmarking.file import BenchmarkFile
-from narrowcast.catalog import REGISTRIES as OF_EXPERIMENTS
 from narrowcast.experiment import Experiment
+from narrowcast.platform.config.catalog import OF_EXPERIMENTS, REGISTRIES
 from narrowcast.platform.config.fields import unit_of
 from narrowcast.platform.config.kinds import MARK, Registry
-from narrowcast.registry import REGISTRIES
 from narrowcast.solve_run import Solve
 from narrowcast.tuning.study_file import StudySections
 

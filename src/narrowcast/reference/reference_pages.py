@@ -17,10 +17,9 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from narrowcast.api import REGISTRY_NAMES
-from narrowcast.catalog import MODEL_DEFAULTS, TRAINING_DEFAULTS
+from narrowcast.platform.config.catalog import MODEL_DEFAULTS, REGISTRIES, TRAINING_DEFAULTS
 from narrowcast.platform.config.kinds import Registry
 from narrowcast.reference.file_schemas import benchmark_schema, experiment_schema, solve_schema, study_schema
-from narrowcast.registry import REGISTRIES
 
 Schema = Mapping[str, Any]
 _DEFS = "#/$defs/"

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.catalog import DATA
 from narrowcast.experiment import load_replicas, packaged_experiments
+from narrowcast.platform.config.catalog import DATA, PARTITIONS
 from narrowcast.platform.config.files import Defaults, Section, apply_overrides, plugin_folders, validate
 from narrowcast.platform.data.dataset import Dataset, DataSource
 from narrowcast.platform.data.download import located
-from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.samples import described as shapes
 from narrowcast.platform.errors import UserError

@@ -19,8 +19,9 @@ from optuna.pruners import (
 from optuna.trial import Trial, TrialState
 from pydantic import ConfigDict, Field, model_validator
 
+from narrowcast.platform.config.catalog import PRUNERS
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry, from_fields
+from narrowcast.platform.config.kinds import from_fields
 
 Direction = Literal["maximize", "minimize"]
 Point = tuple[int, float]
@@ -150,18 +151,6 @@ class ThresholdPruning(_PrunerFields):
         return ThresholdPruner(lower=self.at_least, upper=self.at_most, n_warmup_steps=self.warmup_steps)
 
 
-PRUNERS = Registry(
-    "pruner",
-    Pruner,
-    {
-        "none": NoPruning,
-        "median": MedianPruning,
-        "successive_halving": SuccessiveHalvingPruning,
-        "hyperband": HyperbandPruning,
-        "threshold": ThresholdPruning,
-    },
-    "none",
-)
 AnyPruner = Annotated[Pruner, PRUNERS]
 
 

@@ -17,8 +17,8 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field
 
 from narrowcast.platform.compiled import one_thread
+from narrowcast.platform.config.catalog import SAMPLERS
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.seeds import generator
 from narrowcast.tuning.space import Space
 from narrowcast.tuning.trials import counts_towards_total, is_drawn
@@ -116,12 +116,6 @@ class GridSearch(Sampler, Section):
         return _GridSampler(space.grid())
 
 
-SAMPLERS = Registry(
-    "sampler",
-    Sampler,
-    {"tpe": TPE, "gp": GP, "nsga2": NSGA2, "cma_es": CMAES, "random": RandomSearch, "grid": GridSearch},
-    "tpe",
-)
 AnySampler = Annotated[Sampler, SAMPLERS]
 
 

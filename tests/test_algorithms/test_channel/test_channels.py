@@ -15,7 +15,7 @@ from narrowcast.algorithms.channel.given import Fixed, LogNormalRates, Trace
 from narrowcast.algorithms.channel.links import Channel, Links, block_of, exponentials, normals, uniforms
 from narrowcast.algorithms.channel.radio import BroadcastLink, Unicast
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, TableRegion
-from narrowcast.catalog import ALLOCATIONS, CHANNELS, DOWNLINKS
+from narrowcast.platform.config.catalog import ALLOCATIONS, CHANNELS, DOWNLINKS
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import IntArray, Profiles
 from regions_by_hand import Array

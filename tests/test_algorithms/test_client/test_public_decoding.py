@@ -13,7 +13,7 @@ from chains import CHAINS
 from narrowcast.algorithms.client.row_uploads import RowView, send_touched_rows, send_whole_matrix
 from narrowcast.algorithms.client.uploads import send_coded_tensors
 from narrowcast.algorithms.codecs.budget import ClientEncoder
-from narrowcast.algorithms.codecs.chain import STAGES, Codec
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.messages import (
     LIKELY,
     CodedTensors,
@@ -27,6 +27,7 @@ from narrowcast.algorithms.codecs.messages import (
 from narrowcast.algorithms.codecs.sparsify import memory_of_rows
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.negatives import SharedNegatives
+from narrowcast.platform.config.catalog import CODECS
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.model import USER_FACTORS
 from narrowcast.platform.seeds import PrivateSeed, stream_keys
@@ -63,7 +64,7 @@ def likely_of(task: Task, client: int) -> Any:
 
 
 def test_the_chains_have_every_stage() -> None:
-    assert {stage.kind for chain in CHAINS.values() for stage in chain.stages} == set(STAGES)
+    assert {stage.kind for chain in CHAINS.values() for stage in chain.stages} == set(CODECS)
 
 
 @every_chain

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from chains import CHAINS, EXACT, Array, codec, round_trip, shapes_of
 from narrowcast.algorithms.codecs.chain import LARGEST_VALUE, Codec, EncodedUpdate, Stages, UnsendableUpdateError
-from narrowcast.catalog import CODECS
+from narrowcast.platform.config.catalog import CODECS
 from narrowcast.platform.config.files import validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError

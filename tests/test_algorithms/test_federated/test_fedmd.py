@@ -18,8 +18,8 @@ from digits import digits, make_task, run
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.fedmd import CONSENSUS, CONSENSUS_ROUND, PARAMETERS, STARTED, ClientNetworks, FedMD
 from narrowcast.algorithms.local_training.batches import draw_schedule
-from narrowcast.catalog import ALGORITHMS
 from narrowcast.experiment import load_experiment
+from narrowcast.platform.config.catalog import ALGORITHMS
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError

@@ -17,8 +17,9 @@ from narrowcast.algorithms.federated.feddyn import FedDyn
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS, Adam, Momentum
+from narrowcast.algorithms.federated.server_optimizer import Adam, Momentum
 from narrowcast.experiment import load_experiment
+from narrowcast.platform.config.catalog import SERVER_OPTIMIZERS
 from narrowcast.platform.contracts import Executor, Task
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.outcome import Outcome

@@ -10,8 +10,8 @@ import pytest
 from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.catalog import AVAILABILITIES
 from narrowcast.experiment import load_experiment
+from narrowcast.platform.config.catalog import AVAILABILITIES
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.fleet import Clock
 from narrowcast.platform.rounds.loop import lockstep

@@ -14,8 +14,8 @@ from narrowcast.algorithms.channel.allocation import Allocation, MaxMin
 from narrowcast.algorithms.channel.given import Fixed
 from narrowcast.algorithms.channel.links import Channel
 from narrowcast.algorithms.channel.regions import Independent
+from narrowcast.platform.config.catalog import ALLOCATIONS, CHANNELS, DOWNLINKS
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.contracts import LinkAllocation, Radio, RateDistortion
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray, Profiles
@@ -81,38 +81,6 @@ def _check(rates: FloatArray) -> None:
         raise UserError(
             f"place {bad[0]} of the cohort: downlink of {rates[bad[0]]} bits per second; it must be above 0"
         )
-
-
-CHANNELS = Registry(
-    "channel",
-    Channel,
-    {
-        "fixed": "algorithms.channel.given:Fixed",
-        "lognormal": "algorithms.channel.given:LogNormalRates",
-        "rayleigh": "algorithms.channel.fading:Rayleigh",
-        "located_rayleigh": "algorithms.channel.fading:LocatedRayleigh",
-        "trace": "algorithms.channel.given:Trace",
-        "multiple_access": "algorithms.channel.fading:MultipleAccess",
-        "table": "algorithms.channel.fading:RateTable",
-        "single_user": "algorithms.channel.fading:SingleUser",
-        "two_bands": "algorithms.channel.two_bands:TwoBands",
-    },
-)
-DOWNLINKS = Registry(
-    "downlink",
-    Downlink,
-    {"unicast": "algorithms.channel.radio:Unicast", "broadcast": "algorithms.channel.radio:BroadcastLink"},
-)
-ALLOCATIONS = Registry(
-    "allocation",
-    Allocation,
-    {
-        "min_error": "algorithms.channel.allocation:MinError",
-        "max_min": "algorithms.channel.allocation:MaxMin",
-        "proportional": "algorithms.channel.allocation:Proportional",
-        "equal": "algorithms.channel.allocation:Equal",
-    },
-)
 
 
 class CellRadio(Radio, Section):

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from narrowcast.algorithms.codecs.wire import FLOAT32, Reader, pack, packed_bytes, unpack
+from narrowcast.platform.config.catalog import CODECS
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import Words, uniform_bits
 from narrowcast.platform.types import Arrays, Dtype, IntArray, Payload, PayloadError
@@ -349,26 +349,6 @@ def _changed(codec: Codec, field: str, value: int) -> Codec:
     )
 
 
-STAGES = Registry(
-    "codec",
-    Stage,
-    {
-        "error_feedback": "algorithms.codecs.sparsify:ErrorFeedback",
-        "basis": "algorithms.codecs.low_rank:Basis",
-        "svd": "algorithms.codecs.low_rank:SVD",
-        "power_sgd": "algorithms.codecs.low_rank:PowerSGD",
-        "atomo": "algorithms.codecs.atomo:Atomo",
-        "top_k": "algorithms.codecs.sparsify:TopK",
-        "random_k": "algorithms.codecs.sparsify:RandomK",
-        "rotate": "algorithms.codecs.eden:Rotate",
-        "quantise": "algorithms.codecs.quantise:Quantise",
-        "eden": "algorithms.codecs.eden:Eden",
-        "cast": "algorithms.codecs.quantise:Cast",
-        "entropy": "algorithms.codecs.entropy:Entropy",
-    },
-)
-
-
 def _listed(value: Any) -> Any:
     """Accept a single stage as a chain of one."""
     return [value] if isinstance(value, str | Mapping) else value
@@ -386,8 +366,8 @@ def refuse_stateful(codec: Sequence[Stage], reason: str, field: str = "codec") -
 
 
 Stages = Annotated[
-    tuple[Annotated[Stage, STAGES], ...],
-    BeforeValidator(_listed, json_schema_input_type=Annotated[Stage, STAGES] | tuple[Annotated[Stage, STAGES], ...]),
+    tuple[Annotated[Stage, CODECS], ...],
+    BeforeValidator(_listed, json_schema_input_type=Annotated[Stage, CODECS] | tuple[Annotated[Stage, CODECS], ...]),
     AfterValidator(_in_order),
     Field(description="chain of codec stages for uploads; an empty one sends the values themselves"),
 ]

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, FloatArray
 
@@ -167,13 +166,6 @@ class Krum(Aggregator):
         scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
         selected = np.argsort(scores, kind="stable")[: self.selected]
         return {name: values[selected].mean(axis=0, dtype=values.dtype) for name, values in changes.items()}
-
-
-AGGREGATORS = Registry(
-    "aggregator",
-    Aggregator,
-    {"median": CoordinateMedian, "trimmed_mean": TrimmedMean, "geometric_median": GeometricMedian, "krum": Krum},
-)
 
 
 def _vectors(changes: Arrays) -> NDArray[np.float64]:

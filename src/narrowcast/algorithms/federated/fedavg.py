@@ -28,15 +28,10 @@ from narrowcast.algorithms.client.sums import (
 from narrowcast.algorithms.client.uploads import init_codec_state
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
-from narrowcast.algorithms.federated.aggregator import AGGREGATORS, Aggregator
+from narrowcast.algorithms.federated.aggregator import Aggregator
 from narrowcast.algorithms.federated.downloads import DOWNLOAD, Download, SizesDownloads
-from narrowcast.algorithms.federated.server_optimizer import (
-    SERVER_ONLY,
-    SERVER_OPTIMIZERS,
-    ServerOptimizer,
-    initial_slots,
-    optimizer_step,
-)
+from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer, initial_slots, optimizer_step
+from narrowcast.platform.config.catalog import AGGREGATORS, SERVER_OPTIMIZERS
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms

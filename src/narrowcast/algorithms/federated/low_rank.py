@@ -34,7 +34,6 @@ from narrowcast.algorithms.federated.downloads import CodedChange
 from narrowcast.algorithms.federated.fedmf import RowAveraging, check_rank, expected_rows, named_rows
 from narrowcast.algorithms.federated.shared_basis import (
     BASIS,
-    RANK_POLICIES,
     Factor,
     FactoredWeights,
     RankPolicy,
@@ -48,6 +47,7 @@ from narrowcast.algorithms.federated.shared_basis import (
     layout_of_weights,
 )
 from narrowcast.algorithms.local_training.factorisation import RowCohort
+from narrowcast.platform.config.catalog import RANK_POLICIES
 from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task, Traits
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError

@@ -17,7 +17,6 @@ from pydantic import Field
 
 from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.types import Arrays
 
 Values = NDArray[Any]
@@ -129,9 +128,6 @@ class Adam(_Adaptive):
         return self.beta2 * v + (1 - self.beta2) * square
 
 
-SERVER_OPTIMIZERS = Registry(
-    "server_optimizer", ServerOptimizer, {"momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}
-)
 SERVER_ONLY = PrefixedArrays("optimizer/")
 """Names of the arrays that stay on the server: slots of optimizers, and the memory of a method besides the model."""
 

@@ -34,7 +34,6 @@ from narrowcast.algorithms.client.sums import (
 )
 from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import generator, stream_keys, uniform_below, uniform_bits
@@ -288,8 +287,3 @@ class ChannelRank(Section):
         """Return r_g for each client, [C]: the rank where nothing limits uploads."""
         del bits_at_rank, seed, round_index
         return np.full(len(profiles), global_rank)
-
-
-RANK_POLICIES = Registry(
-    "rank_policy", RankPolicy, {"uniform": UniformRank, "bandwidth": BandwidthRank, "channel": ChannelRank}, "uniform"
-)

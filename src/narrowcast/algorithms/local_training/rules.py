@@ -40,9 +40,9 @@ from narrowcast.algorithms.local_training.network import (
     of_each_client,
     rows_of,
 )
+from narrowcast.platform.config.catalog import LEARNING_RATE_SCHEDULES
 from narrowcast.platform.config.fields import ROUNDS
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.data.samples import each_input
 from narrowcast.platform.models.measures import Loss
 from narrowcast.platform.models.module_call import Inputs, call_module
@@ -307,18 +307,6 @@ class Warmup(Section):
         return share if self.schedule is None else share * self.schedule.factor(round_index, step)
 
 
-LEARNING_RATE_SCHEDULES = Registry(
-    "learning_rate_schedule",
-    LearningRateSchedule,
-    {
-        "constant": Constant,
-        "step": StepDecay,
-        "milestones": Milestones,
-        "cosine": Cosine,
-        "inverse_time": InverseTime,
-        "warmup": Warmup,
-    },
-)
 RateSchedule = Annotated[LearningRateSchedule, LEARNING_RATE_SCHEDULES]
 Warmup.model_rebuild()
 

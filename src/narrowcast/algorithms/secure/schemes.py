@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from narrowcast.algorithms.client.sums import MaskGroup, SumBlock, SumLayout
+from narrowcast.platform.config.catalog import SECURES
 from narrowcast.platform.config.fields import BITS
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.config.run_fields import LastingPath
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import PrivateSeed, uniform_unit
@@ -389,18 +389,7 @@ class Masked(Protection):
         return max(needed, (cohort + self.colluders) // 2 + 1) if self.adversary == "active" else needed
 
 
-SCHEMES = Registry(
-    "secure",
-    Protection,
-    {
-        "none": "algorithms.secure.schemes:NoProtection",
-        "plain": "algorithms.secure.schemes:Plain",
-        "masked": "algorithms.secure.schemes:Masked",
-        "ckks": "algorithms.secure.ckks:CKKS",
-        "paillier": "algorithms.secure.paillier:Paillier",
-    },
-)
-AnyScheme = Annotated[NoProtection | Protection, SCHEMES]
+AnyScheme = Annotated[NoProtection | Protection, SECURES]
 
 
 _PAILLIER = ("phe", "gmpy2")  # an extra of their own, since phe is under the GPL

@@ -53,25 +53,26 @@ Factory = Annotated[
 class Registry(Mapping[str, type[BaseModel]]):
     """The classes that one `kind` can name: those of the catalog as a mapping, and any that satisfy the contract.
 
-    A class of the catalog stands there itself, or as `module:Class` below `narrowcast`, imported when it is named.
-    A field is typed with it as `Annotated[Contract, REGISTRY]`. It takes a section with a `kind`, a kind alone, or an
-    object. `default` is the kind of a section that names none, and `needs` names what a class has besides the
-    methods of its contract, as fields or properties. Values of classes from outside the catalog are written with the
-    kind that finds the class again.
+    The contract, `of`, and each class of the catalog stand there themselves, or as `module:Class` below `narrowcast`,
+    imported when they are asked for. A field is typed with a registry as `Annotated[Contract, REGISTRY]`. It takes a
+    section with a `kind`, a kind alone, or an object. `default` is the kind of a section that names none, and `needs`
+    names what a class has besides the methods of its contract, as fields or properties. Values of classes from outside
+    the catalog are written with the kind that finds the class again.
     """
 
     name: str
-    contract: type
+    of: type | str
     kinds: Mapping[str, type[BaseModel] | str]
     default: str | None = None
     needs: frozenset[str] = frozenset()
 
     def __getitem__(self, kind: str) -> type[BaseModel]:
-        listed = self.kinds[kind]
-        if isinstance(listed, str):
-            module, _, name = listed.partition(":")
-            return getattr(import_module(f"{plugins.GROUP}.{module}"), name)
-        return listed
+        return _loaded(self.kinds[kind])
+
+    @property
+    def contract(self) -> type:
+        """The class that classes of this kind extend, or the protocol that they satisfy."""
+        return _loaded(self.of)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.kinds)
@@ -264,6 +265,14 @@ def kind_in(section: Any) -> Any:
     """Return the kind that a section names, given as values or as an object; None for anything else."""
     values = vars(section) if isinstance(section, BaseModel) else section
     return values.get("kind") if isinstance(values, Mapping) else None
+
+
+def _loaded(listed: Any) -> Any:
+    """Return a class, imported if it is given as `module:Class`."""
+    if not isinstance(listed, str):
+        return listed
+    module, _, name = listed.partition(":")
+    return getattr(import_module(f"{plugins.GROUP}.{module}"), name)
 
 
 def members(contract: type) -> set[str]:

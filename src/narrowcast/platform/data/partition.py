@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from narrowcast.platform.config.catalog import PARTITIONS
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
@@ -227,18 +227,6 @@ class Natural(Partitioner):
         return users
 
 
-PARTITIONS = Registry(
-    "partition",
-    Partitioner,
-    {
-        "iid": IID,
-        "quantity": Quantity,
-        "dirichlet": Dirichlet,
-        "shards": Shards,
-        "similarity": Similarity,
-        "natural": Natural,
-    },
-)
 Partition = Annotated[IID | Quantity | Dirichlet | Shards | Similarity | Natural, PARTITIONS]
 
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry, kind_of
+from narrowcast.platform.config.kinds import kind_of
 from narrowcast.platform.data.samples import Samples, Targets
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray
@@ -124,13 +124,6 @@ class Huber(Loss):
         """Return the loss of each sample, averaged over its numbers, [n]."""
         error = differences(outputs, targets)
         return nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=self.delta).mean(1)
-
-
-LOSSES = Registry(
-    "loss",
-    Loss,
-    {"cross_entropy": CrossEntropy, "squared_error": SquaredLoss, "absolute_error": AbsoluteLoss, "huber": Huber},
-)
 
 
 _OF_CLASSES, _OF_NUMBERS = CrossEntropy(), SquaredLoss()
@@ -247,13 +240,6 @@ class R2(Metric):
         error, mean, square = means.reshape(3, -1)
         variance = square - mean**2
         return float(np.where(variance > 0, 1 - error / np.where(variance > 0, variance, 1), 0.0).mean())
-
-
-METRICS = Registry(
-    "metric",
-    Metric,
-    {"accuracy": Accuracy, "perplexity": Perplexity, "rmse": RMSE, "mae": MAE, "r2": R2},
-)
 
 
 _DEFAULTS: Mapping[Targets, tuple[Metric, ...]] = {

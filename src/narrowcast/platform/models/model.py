@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
@@ -161,21 +160,3 @@ class Model(ABC):
         """
         del data
         return {}
-
-
-MODELS = Registry(
-    "model",
-    Model,
-    {
-        "matrix_factorisation": "platform.models.factorisation:MatrixFactorisation",
-        "masked_factorisation": "platform.models.factorisation:MaskedFactorisation",
-        "softmax": "platform.models.networks:Softmax",
-        "mlp": "platform.models.networks:MLP",
-        "cnn": "platform.models.networks:CNN",
-        "vgg9": "platform.models.networks:VGG9",
-        "char_lstm": "platform.models.networks:CharLSTM",
-        "gcn": "platform.models.graph:GCN",
-        "torch": "platform.models.networks:TorchModule",
-    },
-    "matrix_factorisation",
-)

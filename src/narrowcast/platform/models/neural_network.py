@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
+from narrowcast.platform.config.catalog import LOSSES, METRICS
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.config.kinds import kind_of
 from narrowcast.platform.data.dataset import Dataset
@@ -33,8 +34,6 @@ from narrowcast.platform.models.forward_pass import (
 )
 from narrowcast.platform.models.measures import (
     DEFAULT_METRICS,
-    LOSSES,
-    METRICS,
     Loss,
     Metric,
     SampleMeasure,

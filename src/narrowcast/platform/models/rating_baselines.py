@@ -6,12 +6,15 @@ They stand apart from the models of factors because solves and studies read them
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from narrowcast.platform.data.rating_matrix import RatingMatrix
-from narrowcast.platform.models.model import Split
 from narrowcast.platform.types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from narrowcast.platform.data.rating_matrix import RatingMatrix
+    from narrowcast.platform.models.model import Split
 
 USER_MEAN, BIASES = "mean of each user", "biases of items and users"
 _RIDGE = 5.0

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from narrowcast.platform.config.catalog import SCHEDULES
 from narrowcast.platform.config.fields import ROUNDS, Name, Role
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.config.run_fields import CheckpointEvery, CheckpointPath, CheckpointSeconds, CheckpointsKept
 from narrowcast.platform.contracts import Radio
 from narrowcast.platform.rounds.client_contracts import ClientSplit
@@ -67,7 +67,6 @@ class Schedule(Protocol):
         ...
 
 
-SCHEDULES = Registry("schedule", Schedule, {"synchronous": Synchronous, "buffered": Buffered})
 AnySchedule = Annotated[Synchronous | Buffered | Schedule, SCHEDULES]
 
 

@@ -17,8 +17,8 @@ from typing import Annotated, Literal, Protocol, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from narrowcast.platform.config.catalog import AVAILABILITIES
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator, stream_keys, uniform_unit
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
@@ -259,9 +259,4 @@ def _uniform(n_clients: int, seed: int, purpose: str, round_index: int) -> np.nd
     return uniform_unit(keys, np.zeros(n_clients, dtype=np.int64))
 
 
-AVAILABILITIES = Registry(
-    "availability",
-    Availability,
-    {"always": Always, "bernoulli": Bernoulli, "diurnal": Diurnal, "trace": AvailabilityTrace},
-)
 AnyAvailability = Annotated[Availability, AVAILABILITIES]
