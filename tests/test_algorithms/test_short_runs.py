@@ -75,7 +75,7 @@ def test_resumed_after_the_first_round(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", QUICK)  # four seconds each, and every method is among them
 def test_on_two_actors_of_which_one_is_killed(name: str) -> None:
     experiment = loaded(name)
     for outcome in outcomes(experiment, RayBackend(actors=2)):
