@@ -78,7 +78,7 @@ class Problem(RunInput, ABC):
 
     @property
     def exports(self) -> bool:
-        """Whether programs in other languages, solvers of the kind `program`, can be given it: it has `exported`."""
+        """True if programs in other languages, solvers of the kind `program`, can be given it by `exported`."""
         return type(self).exported is not Problem.exported
 
     def exported(self) -> Arrays:

@@ -163,7 +163,7 @@ class FinishedCell:
 
     @property
     def choices(self) -> list[Choice]:
-        """What was chosen for each field that has several values."""
+        """The choice for each field that has several values."""
         of, choices = self.cell.of, list[Choice]()
         for name, value in self.values.items():
             grid = tuple(other for other in self.cell.tries[name] if not isinstance(other, str))

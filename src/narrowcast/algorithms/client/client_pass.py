@@ -33,7 +33,7 @@ from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, Flo
 
 @dataclass(frozen=True)
 class Arrived:
-    """What the clients of a chunk have learnt, `updates`, and what the server has of their messages.
+    """The training of a chunk's clients, `updates`, and their messages as the server has them.
 
     Shapes: tensors [C, ...] as the server decodes them and numbers [C], of clients that delivered; delivered [C], whose
     messages arrived and count; finite [C], whose training stayed finite.
@@ -48,7 +48,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What each client of a chunk adds to the sums of the round if it delivered, and what it keeps.
+    """The part of each client of a chunk in the sums of the round if it delivered, and its next state.
 
     Shapes: tensors [C, ...] are added up with `weight` [C], or those that `weights` names with a weight [C] of their
     own; clients that did not deliver, or of weight 0, may hold anything. divisor [C] is what the server divides by,
@@ -121,7 +121,7 @@ class ClientPass(Algorithm, BaseModel, ABC):
 
     @abstractmethod
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
-        """Return what each client adds to the sums if its message arrived, and what it keeps."""
+        """Return the part of each client in the sums if its message arrived, and its next state."""
 
     def send(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
         """Send each client's message within its budget, add up what arrives, and account for it."""

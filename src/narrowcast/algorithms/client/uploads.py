@@ -306,7 +306,7 @@ COUNT_BITS = 32
 
 @dataclass(frozen=True)
 class Message:
-    """What each client sends: tensors [C, ...], through the codec if there is one, and numbers beside them.
+    """The message of each client: tensors [C, ...], through the codec if there is one, and numbers beside them.
 
     Shapes: numbers [C] each, of 32 bits if they are whole, otherwise of the tensors' type; sends [C], the clients that
     have something to send, None for those with examples; max_ranks [C], bounds on ranks that the wire chooses.

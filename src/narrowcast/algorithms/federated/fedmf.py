@@ -82,7 +82,7 @@ class RowAveraging(SizesDownloads, BaseModel, ABC):
 
     @property
     def row_layout(self) -> RowLayout:
-        """Whether clients send the rows that they touch, or all: their field `rows`."""
+        """The rows that clients send: those that they touch, or all, by a field `rows`."""
         return "touched"
 
     @abstractmethod

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -53,16 +52,16 @@ Factory = Annotated[
 class Registry(Mapping[str, type[BaseModel]]):
     """The classes that one `kind` can name: those of the catalog as a mapping, and any that satisfy the contract.
 
-    The contract, `of`, and each class of the catalog stand there themselves, or as `module:Class` below `narrowcast`,
-    imported when they are asked for. A field is typed with a registry as `Annotated[Contract, REGISTRY]`. It takes a
-    section with a `kind`, a kind alone, or an object. `default` is the kind of a section that names none, and `needs`
-    names what a class has besides the methods of its contract, as fields or properties. Values of classes from outside
-    the catalog are written with the kind that finds the class again.
+    The contract, `of`, and each class of the catalog are `module:Class` below `narrowcast`, imported when they are
+    asked for. A field is typed with a registry as `Annotated[Contract, REGISTRY]`. It takes a section with a `kind`, a
+    kind alone, or an object. `default` is the kind of a section that names none, and `needs` names what a class has
+    besides the methods of its contract, as fields or properties. Values of classes from outside the catalog are written
+    with the kind that finds the class again.
     """
 
     name: str
-    of: type | str
-    kinds: Mapping[str, type[BaseModel] | str]
+    of: str
+    kinds: Mapping[str, str]
     default: str | None = None
     needs: frozenset[str] = frozenset()
 
@@ -134,30 +133,21 @@ class Registry(Mapping[str, type[BaseModel]]):
 
     def names(self) -> dict[str, str]:
         """Return the name of each class of the catalog by its kind, without importing it."""
-        return {
-            kind: listed.partition(":")[2] if isinstance(listed, str) else listed.__name__
-            for kind, listed in self.kinds.items()
-        }
+        return {kind: listed.partition(":")[2] for kind, listed in self.kinds.items()}
 
     def summaries(self) -> dict[str, str]:
         """Return the first paragraph on each class of the catalog by its kind, from its source, without an import."""
         summaries = {}
         for kind, listed in self.kinds.items():
-            if isinstance(listed, str):
-                module, _, name = listed.partition(":")
-                text = _docstrings(f"{plugins.GROUP}.{module}")[name]
-            else:
-                text = getdoc(listed) or ""
+            module, _, name = listed.partition(":")
+            text = _docstrings(f"{plugins.GROUP}.{module}")[name]
             summaries[kind] = text.partition("\n\n")[0].replace("\n", " ")
         return summaries
 
     def _in_catalog(self, candidate: Any) -> str | None:
         """Return the kind of a class of the catalog, None for any other object."""
         spec = spec_of(candidate) if isinstance(candidate, type) else ""
-        return next(
-            (kind for kind, known in self.kinds.items() if known is candidate or f"{plugins.GROUP}.{known}" == spec),
-            None,
-        )
+        return next((kind for kind, listed in self.kinds.items() if f"{plugins.GROUP}.{listed}" == spec), None)
 
     def class_of(self, value: Any, folders: Iterable[Any] = ()) -> type[BaseModel] | None:
         """Return the class that a section names, None if it names none."""
@@ -267,10 +257,8 @@ def kind_in(section: Any) -> Any:
     return values.get("kind") if isinstance(values, Mapping) else None
 
 
-def _loaded(listed: Any) -> Any:
-    """Return a class, imported if it is given as `module:Class`."""
-    if not isinstance(listed, str):
-        return listed
+def _loaded(listed: str) -> Any:
+    """Return the class of `module:Class` below `narrowcast`."""
     module, _, name = listed.partition(":")
     return getattr(import_module(f"{plugins.GROUP}.{module}"), name)
 

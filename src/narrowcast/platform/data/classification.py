@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from narrowcast.platform.config.catalog import DATA
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.partition import IID, Partition
 from narrowcast.platform.data.samples import Features, Labelled, Samples, described, tenths
@@ -22,16 +22,6 @@ MOST_CLIENTS = 10_000_000
 DEFAULT_CLIENTS = 100
 """Number of clients in McMahan et al. (AISTATS 2017)."""
 Set = Literal["mnist", "fashion-mnist", "cifar-10"]
-_SETS = Registry(
-    "data",
-    DataSource,
-    {
-        "mnist": "platform.data.image_sets:MNIST",
-        "fashion-mnist": "platform.data.image_sets:FashionMNIST",
-        "cifar-10": "platform.data.image_sets:CIFAR10",
-    },
-)
-"""By name, as they extend a class that has a field of this one."""
 
 
 class Splits(NamedTuple):
@@ -171,7 +161,7 @@ def check_labels(labels: IntArray, n_classes: int, where: str) -> None:
 
 
 def _other_set(name: Set, train: Labelled, n_classes: int) -> Labelled:
-    source: Any = _SETS[name](clients=1, validation_share=0.0)
+    source: Any = DATA[name](clients=1, validation_share=0.0)
     other: Samples = source.load()
 
     def of(features: Features, classes: int) -> str:

@@ -39,7 +39,7 @@ class Dataset(RunInput):
 
 
 class Source(ABC):  # noqa: B024 - what is loaded differs between its subclasses
-    """What a run loads, as its file names it: a frozen model whose fields are its settings.
+    """The origin of a run's input, as its file names it: a frozen model whose fields are its settings.
 
     A field `seed: int | None = None` follows the seed of the run unless it is set. A field `path` is the file or folder
     that is read.
@@ -59,7 +59,7 @@ class Source(ABC):  # noqa: B024 - what is loaded differs between its subclasses
 
     @property
     def follows_seed(self) -> bool:
-        """Whether the seed of a run is its own: it has a field `seed`, which is not set."""
+        """True if the source takes the seed of the run: it has a field `seed`, which is not set."""
         return "seed" in vars(self) and self.own_seed is None
 
     @property

@@ -44,7 +44,7 @@ class Model(ABC):
 
     @property
     def moved_statistics(self) -> Literal["refuse", "local", "average"]:
-        """What is done with what training moves besides the parameters; "refuse", the default, if it moves nothing."""
+        """The treatment of what training moves besides the parameters; "refuse", the default, if it moves nothing."""
         return "refuse"
 
     def of_seed(self, seed: int) -> Self:
@@ -54,7 +54,7 @@ class Model(ABC):
 
     @property
     def has_module(self) -> bool:
-        """Whether it is a torch module: a subclass has `module`."""
+        """True if the model is a torch module: a subclass has `module`."""
         return type(self).module is not Model.module
 
     def module(self, data: Any) -> Any:
@@ -85,7 +85,7 @@ class Model(ABC):
 
     @property
     def measures_clients(self) -> bool:
-        """Whether it can be evaluated on the samples of each client, as `evaluate_clients` asks."""
+        """True if the model can be evaluated on the samples of each client, as `evaluate_clients` asks."""
         return type(self).measure_clients is not Model.measure_clients
 
     @property

@@ -166,7 +166,7 @@ class Backend(ABC):
 
     @property
     def repeats_rounds(self) -> bool:
-        """Whether a round that is run again gives the same: not where clients are left out as hosts fail."""
+        """True if a round that is run again gives the same, which it does not if clients are left out as hosts fail."""
         return True
 
     @abstractmethod
