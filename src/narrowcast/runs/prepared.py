@@ -384,7 +384,7 @@ def try_round(experiment: Experiment, task: Task) -> None:
             stepped = algorithm.step(server, broadcast.arrays, algorithm.fold([result.partial]), task, 1)
         except UserError:
             return  # some servers refuse one client
-        check_step(algorithm, server, stepped)
+        check_step(algorithm, server, stepped, grows=algorithm.traits.grows)
     with _tried(algorithm, "final"):
         final = check_final(algorithm, parameters, stepped)
     if algorithm.traits.global_model:

@@ -84,7 +84,7 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
     algorithm, task, round_index = live.run.algorithm, live.run.task, live.round_index + 1
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as not finite, see below
         server = algorithm.step(live.server, broadcast, algorithm.fold(partials), task, round_index)
-    check_step(algorithm, live.server, server)
+    check_step(algorithm, live.server, server, grows=live.run.traits.grows)
     if not all_finite(*algorithm.final(server).values()):
         raise NoLearningError(
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "

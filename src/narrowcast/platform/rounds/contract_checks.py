@@ -77,14 +77,15 @@ def check_traits(algorithm: Algorithm) -> None:
         raise UserError(f"{method_of(algorithm, 'traits')} returned {noun(traits)}; return Traits of narrowcast.extend")
 
 
-def check_step(algorithm: Algorithm, before: Arrays, after: Any) -> None:
+def check_step(algorithm: Algorithm, before: Arrays, after: Any, *, grows: bool) -> None:
     """Raise `UserError` unless the global parameters of the state after a step are like those before it.
 
-    What else the state has may change, as it does with algorithms that have phases.
+    Their shapes may change if the model `grows`. What else the state has may change, as it does with algorithms that
+    have phases.
     """
     method = method_of(algorithm, "step")
     wanted = algorithm.final(before)
-    check_like(algorithm.final(check_arrays(after, method)), wanted, method, "init", any_shape=algorithm.traits.grows)
+    check_like(algorithm.final(check_arrays(after, method)), wanted, method, "init", any_shape=grows)
 
 
 def check_final(algorithm: Algorithm, parameters: Arrays, server: Arrays) -> Arrays:

@@ -108,7 +108,7 @@ def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, 
 def evaluate(live: LiveState) -> dict[str, float]:
     """Return the metrics of both held-out splits, named `validation.METRIC` and `test.METRIC`, of the global model."""
     task = live.run.task
-    if not live.run.algorithm.traits.global_model:
+    if not live.run.traits.global_model:
         return {}
     return metrics_of(task, live.run.algorithm.final(live.server), live.population.arrays)
 

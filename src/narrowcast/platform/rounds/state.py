@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,7 +24,7 @@ import psutil
 from numpy.typing import NDArray
 
 from narrowcast.platform.compiled import one_thread
-from narrowcast.platform.contracts import Algorithm, Task, Training
+from narrowcast.platform.contracts import Algorithm, Task, Training, Traits
 from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientSplit
@@ -215,6 +216,11 @@ class Run:
     task: Task[Dataset, Training]
     answered: Path | None = None
 
+    @cached_property
+    def traits(self) -> Traits:
+        """The algorithm's, which follow from its fields: they are asked for in every round."""
+        return self.algorithm.traits
+
     @one_thread()
     def check(self) -> None:
         """Raise `UserError` if model, training, algorithm, data and plan do not fit together."""
@@ -235,7 +241,7 @@ class Run:
     def _check_factors(self) -> None:
         """Raise `UserError` if the training is one of factors and the algorithm is not."""
         training = self.task.training
-        if training.traits.trains_factors and not self.algorithm.traits.trains_factors:
+        if training.traits.trains_factors and not self.traits.trains_factors:
             raise UserError(
                 f"algorithm.kind = {self.algorithm.kind} does not train {self.task.model.kind} by {training.kind}; use "
                 "fedmavg or sfmf"
@@ -247,7 +253,7 @@ class Run:
         if statistics == "refuse":
             return
         setting = f"model.statistics = {statistics}"
-        if (settings := self.algorithm.traits.mean_unless) is None:
+        if (settings := self.traits.mean_unless) is None:
             raise UserError(
                 f"{setting}: algorithm.kind = {self.algorithm.kind} has no place for what training moves besides the "
                 "parameters; use fedavg or fedprox"
@@ -276,7 +282,7 @@ class Run:
                 f"schedule = buffered: {algorithm.kind} as set here cannot count stale updates less; use fedavg or "
                 "fedprox without an aggregator"
             )
-        if plan.replacement and not algorithm.traits.counts_draws:
+        if plan.replacement and not self.traits.counts_draws:
             raise UserError(
                 f"replacement = true: {algorithm.kind} as set here counts every client once; use fedavg, fedprox, "
                 "fednova or qffl, without an aggregator and secure sums"
