@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.channel.links import Channel
     from narrowcast.algorithms.channel.radio import Downlink
     from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
-    from narrowcast.algorithms.client.uploads import Message, PrefixedArrays
+    from narrowcast.algorithms.client.uploads import Message
     from narrowcast.algorithms.codecs.chain import (
         NO_STATE,
         Codec,
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         LocalUpdates,
         Payload,
         PayloadError,
+        PrefixedArrays,
         Profiles,
     )
     from narrowcast.runs.attack_trial import attack_run, record_transcript
@@ -184,7 +185,7 @@ _HOMES = {
     "LearningRateSchedule": "algorithms.local_training.rules",
     **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.schemes"),
     **dict.fromkeys(("Arrived", "ClientPass", "Contribution"), "algorithms.client.client_pass"),
-    **dict.fromkeys(("Message", "PrefixedArrays"), "algorithms.client.uploads"),
+    "Message": "algorithms.client.uploads",
     **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.federated.unit_slices"),
     "load_experiment": "experiment",
     "Backend": "platform.rounds.loop",
@@ -229,6 +230,7 @@ _HOMES = {
             "LocalUpdates",
             "Payload",
             "PayloadError",
+            "PrefixedArrays",
             "Profiles",
         ),
         "platform.types",

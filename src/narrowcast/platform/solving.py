@@ -25,7 +25,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.contract_checks import method_of, noun
 from narrowcast.platform.rounds.state import Interrupted
 from narrowcast.platform.storage.host import allow_signals, host_clock, stop_requested
-from narrowcast.platform.types import ITERATION, ITERATION_COLUMNS, Arrays, RunInput, arrays_under
+from narrowcast.platform.types import ITERATION, ITERATION_COLUMNS, Arrays, PrefixedArrays, RunInput
 
 Status = Literal["running", "converged", "stalled", "diverged"]
 
@@ -199,6 +199,9 @@ class Stopping(Protocol):
         ...
 
 
+_SOLVER = PrefixedArrays("solver/")
+
+
 @dataclass(frozen=True)
 class SolveState:
     """Everything that the next iteration depends on, and the time of the solver so far, `init` included.
@@ -224,7 +227,7 @@ class SolveState:
 
     def packed(self) -> tuple[Arrays, dict[str, str]]:
         """Return the tensors and the metadata of a checkpoint."""
-        tensors = {f"solver/{name}": np.asarray(values, order="C") for name, values in self.arrays.items()}
+        tensors = {name: np.asarray(values, order="C") for name, values in _SOLVER.add(self.arrays).items()}
         numbers = {name: float(getattr(self, name)).hex() for name in ("solver_seconds", "residual", "measured_work")}
         return tensors, {ITERATION: str(self.iteration), "status": self.status, **numbers}
 
@@ -233,7 +236,7 @@ class SolveState:
         """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is not one."""
         return cls(
             iteration=int(metadata[ITERATION]),
-            arrays=arrays_under("solver/", tensors),
+            arrays=_SOLVER.of(tensors),
             solver_seconds=float.fromhex(metadata["solver_seconds"]),
             residual=float.fromhex(metadata["residual"]),
             status=cast(Status, metadata["status"]),

@@ -25,6 +25,31 @@ Arrays = Mapping[str, NDArray[Any]]
 Dtype = np.dtype[Any]
 
 
+@dataclass(frozen=True)
+class PrefixedArrays:
+    """The arrays whose names begin with `prefix`; checkpoints store them under these names."""
+
+    prefix: str
+
+    def name(self, name: str) -> str:
+        """Return the full name of an array of this part."""
+        return self.prefix + name
+
+    def add(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """Return arrays under their full names."""
+        return {self.prefix + name: values for name, values in arrays.items()}
+
+    def of(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """Return the arrays of this part under their own names."""
+        return {
+            name.removeprefix(self.prefix): values for name, values in arrays.items() if name.startswith(self.prefix)
+        }
+
+    def without(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """Return all other arrays."""
+        return {name: values for name, values in arrays.items() if not name.startswith(self.prefix)}
+
+
 def all_finite(*arrays: NDArray[Any]) -> bool:
     """Return whether all values of the arrays are finite.
 
@@ -492,8 +517,3 @@ class Step(Protocol):
     def entry(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return its line of the journal with the whole row."""
         ...
-
-
-def arrays_under(prefix: str, tensors: Arrays) -> Arrays:
-    """Return the tensors whose names begin with the prefix, by the rest of their names."""
-    return {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}

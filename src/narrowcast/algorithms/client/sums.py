@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.algorithms.codecs.sparsify import nonzero_rows
 from narrowcast.platform.compiled import compiled, read_only
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, PrefixedArrays
 
 Weights = Annotated[Literal["examples", "equal"], Field(description="weights of the clients in the mean")]
 """A client's weight in the mean of tensors: its training examples, as in FedAvg, or 1."""

@@ -32,34 +32,9 @@ from narrowcast.platform.types import (
     ClientLedger,
     IntArray,
     LocalUpdates,
+    PrefixedArrays,
     all_finite,
 )
-
-
-@dataclass(frozen=True)
-class PrefixedArrays:
-    """The arrays whose names begin with `prefix`; checkpoints store them under these names."""
-
-    prefix: str
-
-    def name(self, name: str) -> str:
-        """Return the full name of an array of this part."""
-        return self.prefix + name
-
-    def add(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
-        """Return arrays under their full names."""
-        return {self.prefix + name: values for name, values in arrays.items()}
-
-    def of(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
-        """Return the arrays of this part under their own names."""
-        return {
-            name.removeprefix(self.prefix): values for name, values in arrays.items() if name.startswith(self.prefix)
-        }
-
-    def without(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
-        """Return all other arrays."""
-        return {name: values for name, values in arrays.items() if not name.startswith(self.prefix)}
-
 
 CODEC = PrefixedArrays("codec/")
 """Client state that codecs keep: error memories, warm factors; [U, ...]."""

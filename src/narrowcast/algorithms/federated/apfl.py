@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.client.client_pass import Arrived, Contribution
-from narrowcast.algorithms.client.uploads import PrefixedArrays, where_client, zeros_of_clients
+from narrowcast.algorithms.client.uploads import where_client, zeros_of_clients
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.types import Arrays, Chunk, Gradient, LocalTerms
+from narrowcast.platform.types import Arrays, Chunk, Gradient, LocalTerms, PrefixedArrays
 
 _OWN = PrefixedArrays("personal/")
 """v_u less the model before round 1, [U, ...]: zeros until a client takes part."""

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.algorithms.codecs.chain import Codec, Shapes, Stage, Stages, Tensors
 from narrowcast.algorithms.codecs.messages import (
     CodedTensors,
@@ -46,7 +45,7 @@ from narrowcast.platform.contracts import Algorithm, Broadcast, Downloads, Recip
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import stream_keys, uniform_unit
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Dtype, IntArray
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Dtype, IntArray, PrefixedArrays
 
 DOWNLOAD = PrefixedArrays("download/")
 """Entries of a server state or a broadcast that only downloads need."""

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
 from narrowcast.algorithms.client.sums import EACH
-from narrowcast.algorithms.client.uploads import Message, PrefixedArrays, where_client, zeros_of_clients
+from narrowcast.algorithms.client.uploads import Message, where_client, zeros_of_clients
 from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.submodel import class_counts_of
@@ -30,7 +30,7 @@ from narrowcast.platform.models.hidden_units import (
     check_all_trained,
 )
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates, PrefixedArrays
 
 MATCHING = PrefixedArrays("matching/")
 """The server state besides the last whole model."""

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, PrefixedArrays
 
 Values = NDArray[Any]
 

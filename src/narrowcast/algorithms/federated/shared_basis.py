@@ -32,12 +32,11 @@ from narrowcast.algorithms.client.sums import (
     largest_weight,
     row_sum_layout,
 )
-from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import generator, stream_keys, uniform_below, uniform_bits
-from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, Profiles
+from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, PrefixedArrays, Profiles
 
 
 def label(name: str) -> str:

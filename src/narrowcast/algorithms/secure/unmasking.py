@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from narrowcast.algorithms.client.uploads import PrefixedArrays
 from narrowcast.algorithms.secure.keys import SECRET_BYTES, SHARE_BYTES, KeyAgreements, combine
 from narrowcast.algorithms.secure.masking_client import Step, dropout_steps
 from narrowcast.algorithms.secure.masks import MaskLayout, OpenableGroups, OwnSeeds
@@ -24,7 +23,7 @@ from narrowcast.algorithms.secure.participation import Participation, Participat
 from narrowcast.algorithms.secure.schemes import Encryption, Integers, Masked, Plain, PublicKey, RingElements
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, refusals_end_the_run
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, PayloadError
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, PayloadError, PrefixedArrays
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from narrowcast.platform.rounds.contract_checks import check_final, check_traits
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import rotation_of
 from narrowcast.platform.storage.host import allow_signals, host_clock
-from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, KeptState, all_finite, arrays_under
+from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, KeptState, PrefixedArrays, all_finite
 
 SHARE_OF_MEMORY = 0.5
 """Share of the free memory above which zeros are kept in sparse temporary files, which may outgrow the memory."""
@@ -300,6 +300,11 @@ class Run:
 
 
 _TENSORS = ("participants", "last_round", "update_bits")
+_SERVER_STATE, _CLIENT_STATES, _SCHEDULE = (
+    PrefixedArrays("server/"),
+    PrefixedArrays("clients/"),
+    PrefixedArrays("schedule/"),
+)
 _NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
 
 
@@ -338,8 +343,8 @@ class RunState:
         """Return the tensors and the metadata of a checkpoint."""
         tensors = {name: getattr(self, name) for name in _TENSORS}
         schedule = {} if self.schedule is None else self.schedule.to_arrays()
-        for prefix, arrays in (("server", self.server), ("clients", self.clients), ("schedule", schedule)):
-            tensors |= {f"{prefix}/{name}": np.asarray(array, order="C") for name, array in arrays.items()}
+        states = {**_SERVER_STATE.add(self.server), **_CLIENT_STATES.add(self.clients), **_SCHEDULE.add(schedule)}
+        tensors |= {name: np.asarray(array, order="C") for name, array in states.items()}
         numbers = {name: str(getattr(self, name)) for name in _NUMBERS}
         return tensors, {**numbers, "simulated_seconds": self.simulated_seconds.hex()}
 
@@ -355,9 +360,9 @@ class RunState:
             participants=tensors["participants"],
             last_round=tensors["last_round"],
             update_bits=tensors["update_bits"],
-            server=arrays_under("server/", tensors),
-            clients=arrays_under("clients/", tensors),
-            schedule=AsyncState.from_arrays(arrays_under("schedule/", tensors)),
+            server=_SERVER_STATE.of(tensors),
+            clients=_CLIENT_STATES.of(tensors),
+            schedule=AsyncState.from_arrays(_SCHEDULE.of(tensors)),
         )
 
 
