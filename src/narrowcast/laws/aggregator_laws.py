@@ -16,11 +16,6 @@ _CLIENTS = (1, 2, 7)
 _SHAPES = {"weight": (3, 5), "bias": (3,)}
 
 
-def cases(aggregator: Aggregator) -> dict[str, Aggregator]:
-    """Return the only case."""
-    return {"": aggregator}
-
-
 def _changes(clients: int) -> tuple[Arrays, FloatArray]:
     """Return random changes and weights, read-only, as in a run."""
     draw = np.random.default_rng(clients)

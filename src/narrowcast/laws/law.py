@@ -42,6 +42,11 @@ def title(law: Callable[..., object]) -> str:
     return law.__name__.replace("_", " ")
 
 
+def only_case(value: CaseT) -> dict[str, CaseT]:
+    """Return a value itself as the only case."""
+    return {"": value}
+
+
 def on_each(sets: Mapping[str, DataT], cases_on: Callable[[DataT, str], Mapping[str, CaseT]]) -> dict[str, CaseT]:
     """Return the cases on each small data set that a class takes; raise `UserError` with its reasons if on none."""
     cases: dict[str, CaseT] = {}

@@ -20,11 +20,6 @@ _STEPS_OF_A_ROUND = 7
 _ROUNDS, _SHAPE = 20, (3, 5)
 
 
-def schedule_cases(schedule: LearningRateSchedule) -> dict[str, LearningRateSchedule]:
-    """Return the only case."""
-    return {"": schedule}
-
-
 def _factors(schedule: LearningRateSchedule) -> list[list[float]]:
     """Return the factors at the steps of the first rounds, by round."""
     steps = range(_STEPS_OF_A_ROUND)
@@ -57,11 +52,6 @@ SCHEDULE_LAWS = (
     a_factor_is_the_same_in_every_process,
     only_a_schedule_by_step_changes_within_a_round,
 )
-
-
-def optimizer_cases(optimizer: ServerOptimizer) -> dict[str, ServerOptimizer]:
-    """Return the only case."""
-    return {"": optimizer}
 
 
 def _changes() -> NDArray[np.float32]:

@@ -146,11 +146,6 @@ ALLOCATION_LAWS = (
 )
 
 
-def downlink_cases(downlink: Downlink) -> dict[str, Downlink]:
-    """Return the only case."""
-    return {"": downlink}
-
-
 def downloads_take_a_finite_time_of_those_waited_for(downlink: Downlink) -> None:
     """Send eight clients as many bits each, and leave out two of them."""
     bits, rates = np.full(8, 10**6), np.linspace(1e5, 2e6, 8)
@@ -171,11 +166,6 @@ def more_bits_take_no_less_time(downlink: Downlink) -> None:
 
 
 DOWNLINK_LAWS = (downloads_take_a_finite_time_of_those_waited_for, more_bits_take_no_less_time)
-
-
-def rank_policy_cases(policy: RankPolicy) -> dict[str, RankPolicy]:
-    """Return the only case."""
-    return {"": policy}
 
 
 def ranks_lie_between_none_and_the_highest(policy: RankPolicy) -> None:

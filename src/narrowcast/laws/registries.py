@@ -25,7 +25,7 @@ from narrowcast.laws import (
     solver_laws,
     training_laws,
 )
-from narrowcast.laws.law import Cases, Verdict, evaluate_laws, require
+from narrowcast.laws.law import Cases, Verdict, evaluate_laws, only_case, require
 from narrowcast.platform.config.files import plugin_folders, validate
 from narrowcast.platform.config.kinds import Registry
 from narrowcast.platform.config.yaml import read_yaml, write_yaml
@@ -125,26 +125,26 @@ LAWS: Mapping[str, LawsOf] = {
     "loss": LawsOf(loss_laws.cases, loss_laws.LOSS_LAWS, on_data=loss_laws.on_data),
     "metric": LawsOf(loss_laws.cases, loss_laws.METRIC_LAWS, on_data=loss_laws.on_data),
     "training": LawsOf(training_laws.cases, training_laws.LAWS, _NO_MODEL),
-    "learning_rate_schedule": LawsOf(optimisation_laws.schedule_cases, optimisation_laws.SCHEDULE_LAWS),
-    "server_optimizer": LawsOf(optimisation_laws.optimizer_cases, optimisation_laws.OPTIMIZER_LAWS),
-    "aggregator": LawsOf(aggregator_laws.cases, aggregator_laws.LAWS),
+    "learning_rate_schedule": LawsOf(only_case, optimisation_laws.SCHEDULE_LAWS),
+    "server_optimizer": LawsOf(only_case, optimisation_laws.OPTIMIZER_LAWS),
+    "aggregator": LawsOf(only_case, aggregator_laws.LAWS),
     "fleet": LawsOf(simulation_laws.fleet_cases, simulation_laws.FLEET_LAWS),
     "channel": LawsOf(radio_laws.channel_cases, radio_laws.CHANNEL_LAWS),
-    "downlink": LawsOf(radio_laws.downlink_cases, radio_laws.DOWNLINK_LAWS),
+    "downlink": LawsOf(only_case, radio_laws.DOWNLINK_LAWS),
     "allocation": LawsOf(radio_laws.allocation_cases, radio_laws.ALLOCATION_LAWS),
     "availability": LawsOf(simulation_laws.availability_cases, simulation_laws.AVAILABILITY_LAWS),
     "schedule": LawsOf(execution_laws.schedule_cases, execution_laws.SCHEDULE_LAWS),
     "secure": LawsOf(execution_laws.secure_cases, execution_laws.SECURE_LAWS),
     "backend": LawsOf(execution_laws.backend_cases, execution_laws.BACKEND_LAWS),
-    "rank_policy": LawsOf(radio_laws.rank_policy_cases, radio_laws.RANK_POLICY_LAWS),
-    "problem": LawsOf(solver_laws.problem_cases, solver_laws.PROBLEM_LAWS),
+    "rank_policy": LawsOf(only_case, radio_laws.RANK_POLICY_LAWS),
+    "problem": LawsOf(only_case, solver_laws.PROBLEM_LAWS),
     "solver": LawsOf(
         solver_laws.solver_cases,
         solver_laws.SOLVER_LAWS,
         "its check refuses every small problem; give it a class attribute example, a small problem that it takes",
     ),
     "sampler": LawsOf(sampler_laws.sampler_cases, sampler_laws.SAMPLER_LAWS),
-    "pruner": LawsOf(sampler_laws.pruner_cases, sampler_laws.PRUNER_LAWS),
+    "pruner": LawsOf(only_case, sampler_laws.PRUNER_LAWS),
 }
 
 

@@ -45,11 +45,6 @@ class Posed:
         return last
 
 
-def problem_cases(source: ProblemSource) -> dict[str, ProblemSource]:
-    """Return the only case."""
-    return {"": source}
-
-
 def solver_cases(solver: Solver) -> dict[str, Posed]:
     """Return the solver on each small problem that it takes: its own `example`, if it has one, and the catalog's."""
     own = solver.example

@@ -66,11 +66,6 @@ def proposals_are_inside_the_space(case: Proposing) -> None:
 SAMPLER_LAWS = (proposals_depend_on_the_seed_the_trial_and_what_had_finished, proposals_are_inside_the_space)
 
 
-def pruner_cases(pruner: Pruner) -> dict[str, Pruner]:
-    """Return the only case."""
-    return {"": pruner}
-
-
 def pruning_is_the_same_each_time(pruner: Pruner) -> None:
     """Report the same learning curves to two studies."""
     require(_stopped(pruner) == _stopped(pickle.loads(pickle.dumps(pruner))), "other trials are stopped")
