@@ -34,10 +34,9 @@ from simulated_disk import Accident, SimulatedDisk
 from simulated_host import KilledError, PowerCutError, SimulatedHost, SimulatedTime
 from simulated_ray import SimulatedRay
 from simulated_store import SimulatedStore
-from workloads import SOURCES, WORKLOADS, experiment_of
+from workloads import WORKLOADS, experiment_of
 
 from narrowcast import packaged
-from narrowcast.platform.config.catalog import DATA
 from narrowcast.platform.config.yaml import read_yaml, write_yaml
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.storage.disk import use_disk
@@ -125,7 +124,6 @@ def _machine(host: SimulatedHost, failures: float) -> Iterator[_Machine]:
         stack.enter_context(use_clock(machine.time))
         stack.enter_context(simulated_store.in_force(machine.store))
         stack.enter_context(simulated_ray.in_force(SimulatedRay(host, failures)))
-        stack.enter_context(patch.dict(DATA.kinds, SOURCES))
         # Reading and writing the same YAML takes a third of the time.
         stack.enter_context(patch.object(packaged, "read_yaml", lambda text, origin: deepcopy(_read(text, origin))))
         stack.enter_context(patch.object(folder, "write_yaml", lambda values, to: to.write(_written(repr(values)))))

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
-from unittest.mock import patch
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.experiment import Experiment
 from narrowcast.laws.small_tasks import interactions, samples
-from narrowcast.platform.config.catalog import DATA
 from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Samples
@@ -40,14 +38,13 @@ class TinyImages(_Tiny):
         return _DRAWN
 
 
-SOURCES = {"tiny_ratings": TinyRatings, "tiny_images": TinyImages}
 _RATINGS = {
-    "data": {"kind": "tiny_ratings"},
+    "data": {"kind": "workloads:TinyRatings"},
     "model": {"kind": "matrix_factorisation", "embedding_dim": 4},
     "training": {"kind": "factorisation_sgd", "epochs": 1},
 }
 _IMAGES = {
-    "data": {"kind": "tiny_images"},
+    "data": {"kind": "workloads:TinyImages"},
     "model": {"kind": "softmax"},
     "training": {"kind": "sgd", "epochs": 1, "batch_size": 16},
 }
@@ -89,5 +86,4 @@ _SHARED = {
 
 @cache
 def experiment_of(workload: str) -> Experiment:
-    with patch.dict(DATA.kinds, SOURCES):
-        return Experiment(**{**_SHARED, **WORKLOADS[workload]})
+    return Experiment(**{**_SHARED, **WORKLOADS[workload]})

@@ -21,11 +21,12 @@ def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match="File too large") as failure:
             write_atomically(path, b"new" * 1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
+    assert failure.value.filename == str(path)
     assert path.read_bytes() == b"former"
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 

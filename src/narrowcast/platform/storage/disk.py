@@ -150,7 +150,7 @@ _numbers = count()
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replace a file by new content, atomically and durably; raise `OSError` and leave nothing behind on failure.
+    """Replace a file by new content, atomically and durably; raise `OSError` of it and leave nothing behind on failure.
 
     The file has the permissions `mode`, less the umask of the process, from its first byte on. Several processes may
     write one file: each writes a whole one under a name of its own, and the last to rename it wins.
@@ -169,6 +169,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
                     disk().remove(part)
                 if attempt < _ATTEMPTS and isinstance(error, FileNotFoundError) and path.parent.is_dir():
                     continue  # a process that shares this one's name, but not its processes, took it for abandoned
+                error.filename, error.filename2 = str(path), None
                 raise
             return
 
