@@ -4,7 +4,7 @@ Both devices train the same clients on the same batches from the same seed. The 
 median of the others is reported. The parameters must agree to `TOLERANCE`, relative to the largest entry of a tensor,
 after `PARITY_ROUNDS` rounds at a learning rate that keeps rounding errors small.
 
-    python benchmarks/device.py [--rounds 5] [--clients 10 100] [--json FILE]
+    python benchmarks/device.py [--rounds 5] [--clients 10 100] [--chunk-sizes 30 100] [--json FILE]
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ def main() -> None:
     for algorithm in (FedAvg(), SCoLR(rank=8)):
         for clients in arguments.clients:
             _, on_cpu = run(algorithm, data, "cpu", clients, PARITY_ROUNDS, learning_rate=1e-3)
-            _, on_gpu = run(algorithm, data, "cuda", clients, PARITY_ROUNDS, learning_rate=1e-3)
-            apart = max(
-                float(np.abs(on_gpu[name] - values).max() / np.abs(values).max()) for name, values in on_cpu.items()
-            )
-            if apart > TOLERANCE:
-                raise SystemExit(f"{algorithm.kind}: CPU and GPU disagree by {apart:.1e}, more than {TOLERANCE:.0e}")
-            seconds = {
-                device: run(algorithm, data, device, clients, 1 + arguments.rounds)[0] for device in ("cpu", "cuda")
-            }
-            rows.append({"algorithm": algorithm.kind, "clients_per_round": clients, "apart": apart, **seconds})
-            print(json.dumps(rows[-1]), flush=True)
+            cpu_seconds, _ = run(algorithm, data, "cpu", clients, 1 + arguments.rounds)
+            for chunk_size in (
+                size for size in arguments.chunk_sizes if size <= max(clients, min(arguments.chunk_sizes))
+            ):
+                _, on_gpu = run(algorithm, data, "cuda", clients, PARITY_ROUNDS, chunk_size, learning_rate=1e-3)
+                apart = max(
+                    float(np.abs(on_gpu[name] - values).max() / np.abs(values).max()) for name, values in on_cpu.items()
+                )
+                if apart > TOLERANCE:
+                    raise SystemExit(f"{algorithm.kind}: CPU and GPU differ by {apart:.1e}, more than {TOLERANCE:.0e}")
+                gpu_seconds, _ = run(algorithm, data, "cuda", clients, 1 + arguments.rounds, chunk_size)
+                row = {"algorithm": algorithm.kind, "clients_per_round": clients, "chunk_size": chunk_size}
+                rows.append({**row, "apart": apart, "cpu": cpu_seconds, "cuda": gpu_seconds})
+                print(json.dumps(rows[-1]), flush=True)
     report = {"rows": rows, "gpu": torch.cuda.get_device_name(), "cpus": os.cpu_count(), "load": os.getloadavg()}
     print(json.dumps(report))
     if arguments.json:
@@ -63,12 +66,19 @@ def main() -> None:
 
 
 def run(
-    algorithm: Algorithm, data: Samples, device: Device, clients: int, n_rounds: int, learning_rate: float = 0.05
+    algorithm: Algorithm,
+    data: Samples,
+    device: Device,
+    clients: int,
+    n_rounds: int,
+    chunk_size: int = 30,
+    *,
+    learning_rate: float = 0.05,
 ) -> tuple[float, Arrays]:
     """Return the median seconds of the rounds after the first, and the global parameters at the end."""
     training = SGD(learning_rate=learning_rate, device=device)
     task = Task(data, LogNormalFleet().profiles(data.examples, 0), CNN(), training, 0, PrivateSeed.derived(0))
-    plan = Plan(rounds=n_rounds, clients_per_round=clients, evaluate_every=n_rounds)
+    plan = Plan(rounds=n_rounds, clients_per_round=clients, evaluate_every=n_rounds, chunk_size=chunk_size)
     prepared = Run(plan, algorithm, task)
     prepared.check()
     outcomes = list(LocalBackend().run(prepared, start(prepared)))
@@ -81,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--chunk-sizes", type=int, nargs="+", default=[30, 100], help="on the GPU; 30 on the CPU")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
