@@ -1,4 +1,4 @@
-"""Laws of aggregators: of the aggregate of several clients' changes."""
+"""Laws of aggregators, on the changes of several clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of algorithms, on every model that one trains and through every codec that it takes."""
+"""Laws of algorithms, on every model that an algorithm trains and with every codec that it accepts."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def _with_fields(algorithm: Any, fields: Mapping[str, Mapping[str, Any]]) -> dic
 
 
 def _with_those_it_has(algorithm: Any, fields: Mapping[str, Any]) -> Any | None:
-    given, variant = algorithm.model_dump(exclude={"kind"}), None
+    settings, variant = algorithm.model_dump(exclude={"kind"}), None
     for name in fields:
         if name not in type(algorithm).model_fields:
             continue
         with suppress(ValidationError):
-            variant = type(algorithm).model_validate({**given, name: fields[name]})
-            given[name] = fields[name]
+            variant = type(algorithm).model_validate({**settings, name: fields[name]})
+            settings[name] = fields[name]
     return variant
 
 
@@ -205,8 +205,8 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     after, grows = case.algorithm.final(state.server), case.algorithm.traits.grows
     shapes = [{name: values.shape for name, values in arrays.items()} for arrays in (case.before, after)]
     check_final(case.algorithm, case.task.initial_parameters(), state.server)
-    same = {*shapes[0]} == {*shapes[1]} if grows else shapes[0] == shapes[1]
-    require(same, f"parameters were {shapes[0]} and are {shapes[1]}")
+    unchanged = {*shapes[0]} == {*shapes[1]} if grows else shapes[0] == shapes[1]
+    require(unchanged, f"parameters were {shapes[0]} and are {shapes[1]}")
     wanted = case.task.model.held_dtype
     require(all(values.dtype == wanted for values in after.values()), f"parameters are not {wanted}")
     # A model that grows may take more rounds than these until it is complete.

@@ -1,7 +1,4 @@
-"""Laws of data sets, and of how their training samples are dealt to clients.
-
-Data sets are of interactions, of labelled samples, or any other `Dataset`.
-"""
+"""Laws of data sets of interactions, of labelled samples or of other data, and of how samples are dealt to clients."""
 
 from __future__ import annotations
 
@@ -141,8 +138,8 @@ def every_sample_has_one_client(case: Dealt) -> None:
     require(np.issubdtype(order.dtype, np.integer), f"order is {order.dtype}, not whole numbers")
     twice = len(order) - len(np.unique(order))
     require(not twice, f"{twice} samples are dealt more than once")
-    same = np.array_equal(np.sort(order), np.arange(len(case.labels)))
-    require(same, f"{len(order)} of {len(case.labels)} samples are dealt, or others")
+    complete = np.array_equal(np.sort(order), np.arange(len(case.labels)))
+    require(complete, f"{len(order)} of {len(case.labels)} samples are dealt, or others")
 
 
 def every_client_has_its_part_of_the_order(case: Dealt) -> None:

@@ -1,4 +1,4 @@
-"""Laws of what runs the rounds: schedules, backends, and the protection of their sums."""
+"""Laws of the execution of rounds: schedules, backends, and the protection of their sums."""
 
 from __future__ import annotations
 

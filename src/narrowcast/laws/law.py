@@ -1,6 +1,6 @@
-"""Laws: how one is tried on a case, and its verdict.
+"""How a law is tried on a case, and its verdict.
 
-Every file of laws begins from these few lines, which import no class that has laws, so that none makes a circle.
+Every file of laws imports this module, which imports no class that has laws, so that there is no import cycle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Cases = Mapping[str, CaseT]
 
 
 class LawBrokenError(AssertionError):
-    """A law does not hold; the text says what was found, in one line."""
+    """A law does not hold; the text says in one line what is wrong."""
 
 
 @dataclass(frozen=True)

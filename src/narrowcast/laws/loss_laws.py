@@ -1,4 +1,4 @@
-"""Laws of the losses and metrics of neural networks, on small outputs and the targets that each takes."""
+"""Laws of the losses and metrics of neural networks, on small outputs and the targets that each of them takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of models, on the small data set that one can be trained on, or on data that is given."""
+"""Laws of models, on the small data set that a model can be trained on, or on data of the caller."""
 
 from __future__ import annotations
 
@@ -177,8 +177,8 @@ def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
         for clients in np.split(all_clients, range(2, len(all_clients), 2)):
             of_clients = {name: state[name][clients] for name in model.client_parameters or ()}
             for name, values in model.measure_clients(shared, of_clients, data, split, clients).items():
-                same = np.allclose(values, at_once[name][clients], rtol=1e-5, atol=1e-6, equal_nan=True)
-                require(same, f"{name} of clients {clients} on {split} depends on who else is measured")
+                close = np.allclose(values, at_once[name][clients], rtol=1e-5, atol=1e-6, equal_nan=True)
+                require(close, f"{name} of clients {clients} on {split} depends on who else is measured")
         for name, value in case.metrics(split).items():
             require(name in at_once, f"measure_clients lacks {name}")
             require((np.isnan(at_once[name]) == (examples == 0)).all(), f"{name} is not NaN exactly without samples")

@@ -1,4 +1,4 @@
-"""Laws of optimisation: of the learning rate in a round, and of the server's step from the mean change of a tensor."""
+"""Laws of learning-rate schedules, and of the server's step from the mean change of a tensor."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def _changes() -> NDArray[np.float32]:
 
 
 def _steps(optimizer: ServerOptimizer) -> Iterator[tuple[NDArray[Any], Arrays]]:
-    """Yield the direction and the slots of each round; what is given is read-only, as in a run."""
+    """Yield the direction and the slots of each round; changes and slots are read-only, as in a run."""
     slots = optimizer.init(np.zeros(_SHAPE, dtype=np.float32))
     for change in _changes():
-        for given in (change, *slots.values()):
-            given.flags.writeable = False
+        for array in (change, *slots.values()):
+            array.flags.writeable = False
         direction, slots = optimizer.step(change, slots)
         yield direction, slots
 

@@ -1,4 +1,4 @@
-"""Laws of what a radio is made of: channels, allocations, downlinks, and the ranks that follow from links."""
+"""Laws of the parts of a radio: channels, allocations, downlinks, and the ranks that follow from links."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def links_depend_on_seed_round_and_client_alone(case: Heard) -> None:
         part = case.draw(3, index, clients)
         for name in ("uplink_bits_per_second", "downlink_bits_per_second", "lost"):
             require(np.array_equal(getattr(first, name), getattr(again, name)), f"{name} of round {index} differs")
-            same = np.array_equal(getattr(first, name)[clients], getattr(part, name))
-            require(same, f"{name} of round {index} differs when fewer clients are there")
+            equal = np.array_equal(getattr(first, name)[clients], getattr(part, name))
+            require(equal, f"{name} of round {index} differs when fewer clients are there")
 
 
 def links_are_rates_of_each_client(case: Heard) -> None:

@@ -1,4 +1,4 @@
-"""The laws of each registry, and those of every registry: the object is its configuration."""
+"""The laws of each registry, and those that all registries share: the object is its configuration."""
 
 from __future__ import annotations
 

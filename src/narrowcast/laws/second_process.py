@@ -48,10 +48,10 @@ class SecondProcess:
             return Verdict(LAW, len(self.cases), answer)
         for label, case in self.cases.items():
             try:
-                same = self.digest_of(case) == answer[label]
+                equal = self.digest_of(case) == answer[label]
             except (Exception, SystemExit) as error:
                 return Verdict(LAW, len(self.cases), _labelled(label, described(error)))
-            if not same:
+            if not equal:
                 return Verdict(LAW, len(self.cases), _labelled(label, f"they differ: {self._cause(label, answer)}"))
         return Verdict(LAW, len(self.cases), None)
 

@@ -1,4 +1,4 @@
-"""Laws of fleets and of availability: of who the clients are, and who is there."""
+"""Laws of fleets, which say who the clients are, and of availability, which says who of them answers in a round."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def profiles_are_the_same_in_every_process(case: Equipped) -> None:
     first = case.profiles(3)
     case.profiles(4)
     again = case.profiles(3, pickled=True)
-    same = all(np.array_equal(getattr(first, name), getattr(again, name)) for name in RATES)
-    require(same, "the same seed gives other profiles")
+    equal = all(np.array_equal(getattr(first, name), getattr(again, name)) for name in RATES)
+    require(equal, "the same seed gives other profiles")
 
 
 def there_is_a_profile_for_each_client(case: Equipped) -> None:

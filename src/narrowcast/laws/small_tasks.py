@@ -173,9 +173,9 @@ def task_on(data: Any, model: Any, seed: int = 0, training: Any = None) -> Task:
 
 def local_call(task: Task, server: Arrays, clients: Any) -> LocalCall:
     """Return the training of these clients in round 1, as one chunk and without terms."""
-    who = np.array(list(clients))
-    private = {name: values[who] for name, values in task.model.init_clients(task.data, 0).items()}
-    return LocalCall(server, Chunk(1, 0, who, private), task, LocalTerms())
+    indices = np.array(list(clients))
+    private = {name: values[indices] for name, values in task.model.init_clients(task.data, 0).items()}
+    return LocalCall(server, Chunk(1, 0, indices, private), task, LocalTerms())
 
 
 def trained(call: LocalCall) -> LocalUpdates:
@@ -260,9 +260,9 @@ class Limited(Executor):
 
 def train_everyone(algorithm: Algorithm, task: Task, clients: Any = range(N_CLIENTS), **limits: Any) -> ChunkResult:
     """Return what one chunk of these clients gives in round 1; limits [U] are those of all clients."""
-    who = np.array(list(clients))
-    state = {name: values[who] for name, values in algorithm.init_clients(task).items()}
-    chunk = Chunk(1, 0, who, state, **{name: values[who] for name, values in limits.items()})
+    indices = np.array(list(clients))
+    state = {name: values[indices] for name, values in algorithm.init_clients(task).items()}
+    chunk = Chunk(1, 0, indices, state, **{name: values[indices] for name, values in limits.items()})
     return algorithm.train(algorithm.broadcast(algorithm.init(task), task, 1).arrays, chunk, task)
 
 

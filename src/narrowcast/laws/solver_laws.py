@@ -1,4 +1,4 @@
-"""Laws of problems and of solvers: of what a solve, its checkpoints and its resumes rely on."""
+"""Laws of problems and of solvers, on which a solve, its checkpoints and its resumes rely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of local training, on each small task that one fits."""
+"""Laws of local training, on each small task that a training accepts."""
 
 from __future__ import annotations
 
@@ -89,14 +89,15 @@ def samples_are_those_that_it_trains_on(case: Rehearsed) -> None:
 
 def several_calls_together_give_what_they_give_alone(case: Rehearsed) -> None:
     """Train two chunks by one call of `train_together`."""
-    calls = [case.call(who) for who in ([0, 3], [4, 8])]
+    chunks = [[0, 3], [4, 8]]
+    calls = [case.call(clients) for clients in chunks]
     together = case.task.training.train_together(calls)
-    for who, updates in zip(([0, 3], [4, 8]), together, strict=True):
-        alone = case.train(who)
+    for clients, updates in zip(chunks, together, strict=True):
+        alone = case.train(clients)
         for name, values in alone.changes.items():
             scale = float(np.abs(values).max())
             near = float(np.abs(values - updates.changes[name]).max()) <= 1e-5 * scale + 1e-12
-            require(near, f"{name} of clients {who} differs by more than rounding")
+            require(near, f"{name} of clients {clients} differs by more than rounding")
 
 
 def digest_of(case: Rehearsed) -> str:

@@ -1,39 +1,8 @@
-"""Inferences of an honest-but-curious server from a transcript: one attack a function, and measures of them.
+"""Inferences of an honest-but-curious server from a transcript: one attack a function, and measures of attacks.
 
-Measures of an attack: the share of what it sought that it found, beside that of a guess.
+A measure is the share of the sought entries that an attack finds, to be read beside the share that a guess finds.
 
-A client's private factors and its labels from the directions of the rows that it sends.
-
-The change of row i is the sum over steps of -lr g_i p_u (B p_u on the components of a low-rank update), where
-g = sigmoid - label is negative for a training item and positive for a sampled negative. All rows of a client therefore
-lie along its private factors p_u, and the side on which a row lies is its label. Chai et al., Secure Federated Matrix
-Factorization, IEEE Intelligent Systems 2020, read ratings from gradients; the sign of a gradient gives the label in
-Zhao, Mopuri and Bilen, iDLG, arXiv:2001.02610.
-
-Training items of clients from sums over cohorts that overlap.
-
-The count of an item in a sum is the number of its clients that touched it. Over rounds, counts are a linear system in
-what each client touches, with the known participation of clients as its matrix and the fresh negatives as noise; the
-difference of two sums whose cohorts differ by one client is its smallest case. Lam et al., Gradient Disaggregation,
-ICML 2021 (arXiv:2106.06089), take updates apart in the same way, without even knowing the participation.
-
-Training items of a client from the lists of rows that it sends, over rounds.
-
-A client sends the rows of its training items in every round, and those of the negatives that it drew in this round. A
-row that is absent once is therefore no training item; a row that a uniform draw of negatives would rarely touch, and a
-row outside the negatives that the seed gives where the server can compute them, probably is one. The set of uploaded
-items is the leak that the sampled items of Lin et al., FedRec, IEEE Intelligent Systems 2020, are to hide.
-
-Rows of a sum that one client sent: which client it was, and what it says of it.
-
-A count of one says that a row of the sum is the row of one client. It can be attributed by the negatives that the seed
-gives (if only one client's contain the item), or by the components in which the row is not zero (if only one client
-sent these). Its direction is that of the client's private factors; see `direction_attack`.
-
-Components of few senders under masks, unmasked by the server with all that the survivors reveal.
-
-A pair masks the components that both of its clients send. A component of one sender therefore carries the own mask of
-this client alone, and what survivors reveal of its mask of other components must not open it.
+Letters: N items, d factors, k columns of an update, C clients that an attack is about, U clients of the task.
 """
 
 from __future__ import annotations
@@ -91,10 +60,19 @@ def positives_of(indptr: IntArray, items: IntArray, clients: IntArray, n_items: 
     return wanted
 
 
+_NEVER = -1e9
+"""Score of an item that is certainly not a training item: below the scores of all others."""
+
+
 def factors_from_directions(transcript: Transcript, clients: IntArray) -> FloatArray:
     """Return the direction of each client's private factors, of either sign, [C, d]; zeros for clients not read.
 
-    It is the leading direction of all rows that the client sent, in the coordinates of the item factors.
+    The change of row i is the sum over steps of -lr g_i p_u (B p_u on the components of a low-rank update), where
+    g = sigmoid - label. All rows of a client therefore lie along its private factors p_u, and the estimate is the
+    leading direction of all rows that the client sent, in the coordinates of the item factors.
+
+    Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020, who read ratings from
+    gradients.
     """
     factors = np.zeros((len(clients), transcript.rounds[0].item_factors.shape[1]))
     for index, client in enumerate(clients.tolist()):
@@ -106,14 +84,18 @@ def factors_from_directions(transcript: Transcript, clients: IntArray) -> FloatA
 def positives_from_signs(transcript: Transcript, clients: IntArray) -> FloatArray:
     """Return how far each row of a client lies on the side of its training items, [C, N], summed over rounds.
 
-    Rows that were absent once, as only negatives are, score below all others. With several negatives for each training
-    item, the side of the training items is the one with fewer rows.
+    The factor g = sigmoid - label of a row's change is negative for a training item and positive for a sampled
+    negative, so that the side of the private factors on which a row lies is its label. Rows that were absent once, as
+    only negatives are, score below all others. With several negatives for each training item, the side of the training
+    items is the one with fewer rows.
+
+    Reference: Zhao, Mopuri and Bilen, iDLG, arXiv:2001.02610, where the sign of a gradient gives the label.
     """
     scores = np.zeros((len(clients), transcript.n_items))
     for index, client in enumerate(clients.tolist()):
         for _, upload in transcript.uploads(client):
             of_rows = _signed(upload.values.astype(np.float64), int(transcript.examples[client]))
-            dense = np.full(transcript.n_items, -1e9)
+            dense = np.full(transcript.n_items, _NEVER)
             dense[upload.rows] = of_rows / max(np.abs(of_rows).max(), 1e-30)
             scores[index] += dense
     return scores
@@ -138,9 +120,6 @@ def _signed(values: FloatArray, positives: int) -> FloatArray:
     return along if abs(above - positives) <= abs(len(along) - above - positives) else -along
 
 
-_NEVER = -1e9
-
-
 def negatives_of_seed(transcript: Transcript, round_index: int, client: int) -> BoolArray:
     """Return the items that the public seed makes a client draw first, [N]; false guesses if the stream is private."""
     key = stream_keys(transcript.public_seed, "negatives", round_index, np.array([client]))
@@ -151,8 +130,13 @@ def negatives_of_seed(transcript: Transcript, round_index: int, client: int) -> 
 def positives_from_row_lists(transcript: Transcript, clients: IntArray, *, with_seed: bool) -> FloatArray:
     """Return the log-odds that each item is a training item of each client, [C, N], up to a constant.
 
-    The prior of an item is its popularity. `with_seed` takes the negatives from the
-    public seed, which is right only for runs in which server and clients share that stream.
+    A client sends the rows of its training items in every round, and those of the negatives that it drew in this round.
+    A row that is absent once is therefore no training item; a row that a uniform draw of negatives would rarely touch,
+    and a row outside the negatives that the seed gives where the server can compute them, probably is one. The set of
+    uploaded items is the leak that the sampled items of Lin et al., FedRec, IEEE Intelligent Systems 2020, are to hide.
+
+    The prior of an item is its popularity. `with_seed` takes the negatives from the public seed, which is right only
+    for runs in which server and clients share that stream.
     """
     n_items = transcript.n_items
     scores = np.repeat(np.log(transcript.popularity + 0.5)[None, :], len(clients), axis=0)
@@ -173,11 +157,18 @@ def positives_from_row_lists(transcript: Transcript, clients: IntArray, *, with_
 
 
 def positives_from_sums(transcript: Transcript, clients: IntArray, *, with_seed: bool) -> FloatArray:
-    """Return the probability that each item is a training item of each client, [C, N], from counts alone.
+    """Return the probability that each item is a training item of each client, [C, N], from the counts of sums alone.
 
-    It is the posterior mean of a linear model with a normal error: client u of a round touches item i if it is a
-    training item (x_ui), and otherwise if it is a negative (probability q_ui of this round), so that a count is the sum
-    of q_ui + (1 - q_ui) x_ui. `with_seed` takes the negatives, and so q_ui, from the public seed.
+    The count of an item in a sum is the number of its clients that touched it. Over rounds, counts are a linear system
+    in what each client touches, with the known participation of clients as its matrix and the fresh negatives as noise;
+    the difference of two sums whose cohorts differ by one client is its smallest case.
+
+    The probability is the posterior mean of a linear model with a normal error: client u of a round touches item i if
+    it is a training item (x_ui), and otherwise if it is a negative (probability q_ui of this round), so that a count is
+    the sum of q_ui + (1 - q_ui) x_ui. `with_seed` takes the negatives, and so q_ui, from the public seed.
+
+    Reference: Lam et al., Gradient Disaggregation, ICML 2021 (arXiv:2106.06089), who take updates apart in the same
+    way, without even knowing the participation.
     """
     n_items = transcript.n_items
     counted = [record for record in transcript.rounds if len(record.total.counts) == n_items]
@@ -197,8 +188,8 @@ def positives_from_sums(transcript: Transcript, clients: IntArray, *, with_seed:
     covariance = spread @ np.swapaxes(matrix, 1, 2) + noise[:, :, None] * np.eye(len(counted))
     posterior = prior + (np.swapaxes(spread, 1, 2) @ np.linalg.solve(covariance, left[:, :, None]))[:, :, 0].T
     scores, columns = np.zeros((len(clients), n_items)), np.searchsorted(members, clients)
-    there = np.isin(clients, members)
-    scores[there] = posterior[columns[there]]
+    seen = np.isin(clients, members)
+    scores[seen] = posterior[columns[seen]]
     return scores
 
 
@@ -230,8 +221,9 @@ class SingleRow:
         return int(self.candidates[0]) if len(self.candidates) == 1 else None
 
 
-By = Literal["seed", "components", "examples"]
-"""The evidence: the negatives of the public seed, the components sent, or, to compare with, the most examples."""
+Evidence = Literal["seed", "components", "examples"]
+"""How a row is attributed: by the negatives that the public seed gives, if only one client's contain the item; by the
+components in which the row is not zero, if only one client sent these; or, to compare with, by the most examples."""
 
 
 def single_rows(total: OpenedSum) -> IntArray:
@@ -241,8 +233,11 @@ def single_rows(total: OpenedSum) -> IntArray:
     return np.flatnonzero(total.counts.max(axis=1) == 1)
 
 
-def attribute_single_rows(transcript: Transcript, by: By) -> list[SingleRow]:
-    """Return every single row of the run's sums with the clients that fit; all that arrived if none fits."""
+def attribute_single_rows(transcript: Transcript, by: Evidence) -> list[SingleRow]:
+    """Return every single row of the run's sums with the clients that fit; all that arrived if none fits.
+
+    A count of one says that a row of the sum is the row of one client; see `Evidence` for whose it may be.
+    """
     attributed = []
     for record in transcript.rounds:
         total = record.total
@@ -265,7 +260,10 @@ def share_rightly_attributed(rows: list[SingleRow], owners: Mapping[tuple[int, i
 
 
 def factors_from_single_rows(transcript: Transcript, rows: list[SingleRow], clients: IntArray) -> FloatArray:
-    """Return the direction of the rows attributed to each client, of either sign, [C, d]; zeros for clients without."""
+    """Return the direction of the rows attributed to each client, of either sign, [C, d]; zeros for clients without.
+
+    It is that of the client's private factors, as in `factors_from_directions`.
+    """
     rounds = {record.round_index: record for record in transcript.rounds}
     factors = np.zeros((len(clients), transcript.rounds[0].item_factors.shape[1]))
     for index, client in enumerate(clients.tolist()):
@@ -313,7 +311,10 @@ class ThinGroup:
 def read_thin_groups(transcript: Transcript, least_senders: int) -> list[ThinGroup]:
     """Return the groups that fewer arrived clients sent, with their integers where an attempt to unmask them succeeds.
 
-    An attempt succeeds if all values are within what that many clients can send, as hardly any are under a mask.
+    A pair masks the components that both of its clients send. A component of one sender therefore carries the own mask
+    of this client alone, and what survivors reveal of its mask of other components must not open it. The attempt uses
+    all that the survivors reveal, and succeeds if all values are within what that many clients can send, as hardly any
+    are under a mask.
     """
     read: list[ThinGroup] = []
     for record in transcript.rounds:
@@ -324,11 +325,11 @@ def read_thin_groups(transcript: Transcript, least_senders: int) -> list[ThinGro
         for upload in record.protected:
             for group in upload.groups:
                 senders.setdefault(group, []).append(upload.client)
-        thin = {group: who for group, who in senders.items() if len(who) < least_senders}
+        thin = {group: clients for group, clients in senders.items() if len(clients) < least_senders}
         masks = _known_masks(record, messages, record.keys) if thin else []
         read += [
-            ThinGroup(record.round_index, group, tuple(who), _read(record, group, who, messages, masks))
-            for group, who in sorted(thin.items())
+            ThinGroup(record.round_index, group, tuple(clients), _read(record, group, clients, messages, masks))
+            for group, clients in sorted(thin.items())
         ]
     return read
 

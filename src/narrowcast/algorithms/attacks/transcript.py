@@ -1,12 +1,6 @@
-"""The transcript of a server: everything that it may see of a run of matrix factorisation, and nothing else.
+"""The transcript of a server, which is everything that it may see of a run of matrix factorisation, and its recorder.
 
-Letters: N items, d factors, k columns of an update (d, or the rank), C clients of a cohort.
-
-The recorder of a transcript: three taps at the borders between server and clients of a real run.
-
-The taps stand where messages cross: around the executor (broadcast, uploads), around the clients' key store (what they
-reveal) and around the opening of the sum. They change nothing that passes. With chunks of one client, a chunk's partial
-sum is what the server decodes of that client's payload.
+Letters: N items, d factors, k columns of an update (d, or the rank), C clients of a cohort, U clients of the task.
 """
 
 from __future__ import annotations
@@ -140,7 +134,7 @@ class Transcript:
             "keys of the round": any("keys" in record.told.get("begin", {}) for record in self.rounds),
             "shares": any(record.told.get("reveal") for record in self.rounds),
         }
-        return frozenset(name for name, there in held.items() if there)
+        return frozenset(name for name, is_held in held.items() if is_held)
 
     def uploads(self, client: int) -> list[tuple[RoundTranscript, ReadableUpload]]:
         """Return the uploads of a client that the server reads, with their rounds."""
@@ -154,9 +148,12 @@ _TO_THE_SERVER = ("public", "begin", "sign", "reveal", "open")
 
 @dataclass
 class TranscriptRecorder:
-    """Collects the rounds of a run of `algorithm` whose chunks have one client each.
+    """The rounds of a real run of `algorithm`, recorded by three taps at the borders between server and clients.
 
-    `popularity` [N] is as in `Transcript`.
+    The taps stand where messages cross: around the executor (broadcast, uploads), around the clients' key store (what
+    they reveal) and around the opening of the sum. They change nothing that passes. Chunks must have one client each: a
+    chunk's partial sum is then what the server decodes of that client's payload. `popularity` [N] is as in
+    `Transcript`.
     """
 
     algorithm: Algorithm

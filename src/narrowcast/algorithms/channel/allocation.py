@@ -1,20 +1,8 @@
-"""Uplink allocation: bits for each client of a round, within the rate region and the round's upload time.
+"""Uplink allocation: the bits of each client of a round, within the rate region and the round's upload time.
 
-Every rule gives 0 bits to clients that cannot afford their least payload, and divides the capacity among the rest.
-
-The exact minimiser of a separable convex error over a polymatroid, by decomposition.
-
-Solve with the constraint of all users alone. If sets of users then exceed their own capacity, the most violated one is
-tight in the solution: it and the others (given what it takes) are two smaller problems of the same kind.
-
-Reference: Groenevelt, European Journal of Operational Research 54, 1991; Fujishige, Submodular Functions and
-Optimization, section 8. Tested against general solvers in `test_allocation.py`.
-
-Rounding of a continuous allocation to feasible payloads, such as the points of a curve.
-
-The exact solution is rounded down, which stays in the region. Then users take one step up wherever that fits, and one
-user's step is exchanged for another's, as long as the total error falls. No such step or exchange improves the result;
-the error of the continuous solution is a lower bound.
+`least_error` solves the continuous problem exactly, `whole_points` and `exchange` round its solution to payloads that
+can be sent, and the classes are the rules of an experiment. Every rule gives 0 bits to clients that cannot afford their
+least payload, and divides the capacity among the rest.
 """
 
 from __future__ import annotations
@@ -37,10 +25,17 @@ _DIVISION = 1e-12
 def least_error(errors: ErrorCurves, region: Region, seconds: float, lower: FloatArray | None = None) -> FloatArray:
     """Return the bits x [n] of least total error with x >= lower and x / seconds in the region.
 
+    This is the exact minimiser of a separable convex error over a polymatroid, by decomposition: solve with the
+    constraint of all users alone. If sets of users then exceed their own capacity, the most violated one is tight in
+    the solution: it and the other users (given what it takes) are two smaller problems of the same kind.
+
     The whole capacity is allocated, up to the last points of `DistortionCurves`. Cost: O(n log n) for each tight set,
     at most 2 n - 1 of them.
 
     Raise `UserError` for seconds not above 0, and for lower bounds, or `errors.min_bits()`, outside the region.
+
+    Reference: Groenevelt, European Journal of Operational Research 54, 1991; Fujishige, Submodular Functions and
+    Optimization, section 8. Tested against general solvers.
     """
     check_seconds(seconds)
     lower = np.zeros(len(region)) if lower is None else lower
@@ -132,6 +127,9 @@ _WORTH_IT = 1e-9
 def whole_points(curves: DistortionCurves, region: Region, seconds: float, lower: FloatArray | None = None) -> IntArray:
     """Return the point of its curve that each user sends, [n], with small total error.
 
+    The exact solution of `least_error` is rounded down, which stays in the region, and improved by `exchange`. The
+    error of the continuous solution is a lower bound.
+
     Raise `UserError` if the lower bounds, or the first points at or above them, are infeasible.
     """
     exact = least_error(curves, region, seconds, lower)
@@ -189,7 +187,10 @@ class _Points:
 
 
 def exchange(grid: Grid, region: Region, seconds: float, start: IntArray) -> IntArray:
-    """Take steps up, and exchanges of a user's step for another's, best first, until none improves; return [n]."""
+    """Return steps [n] from which no step up, and no exchange of a user's step for another's, lowers the total error.
+
+    Users take one step up wherever that fits, and one user's step is exchanged for another's, the best one first.
+    """
     steps = start.copy()
     n_users = len(steps)
     while True:

@@ -1,8 +1,7 @@
-"""Error as a function of bits: what an allocation of the uplink minimises.
+"""Error as a function of bits: convex functions of each client's bits, which an allocation of the uplink minimises.
 
-Convex error functions of each client's bits x: separable, and minimised exactly under one sum constraint.
-
-ErrorCurves that are given as tables of (bits, distortion).
+The error of a cohort is the sum of its clients' functions. Each class minimises it exactly under one sum constraint
+(`split`), from which `allocation.least_error` solves for a whole rate region.
 """
 
 from __future__ import annotations
@@ -105,11 +104,12 @@ def check_weights(weights: FloatArray, n_users: int | None = None) -> None:
         raise UserError(f"user {bad[0]}: weight = {weights[bad[0]]}; it must be finite and above 0")
 
 
-# The sum below is convex and increasing, and starts at or above the total: Newton's method descends to the root.
-
-
 @compiled()
 def _fill(share: NDArray[Any], lower: NDArray[Any], total: float) -> NDArray[np.float64]:
+    """Return max(lower, t share) with the t that gives the total, [n].
+
+    The sum is convex and increasing in t, and starts at or above the total: Newton's method descends to the root.
+    """
     x = np.empty(len(share))
     t = total / share.sum()
     for _ in range(len(share) + 1):
@@ -129,7 +129,7 @@ class DistortionCurves:
     """The error weight x D(x) of each user, D the lower convex hull of its points.
 
     Allocation works on the hull, on which two points share time; a client can only send a point, see `floor` and
-    `rounding`.
+    `allocation.whole_points`.
 
     Shapes: bits and distortion [n, P], each row ascending in bits and descending in distortion; a row with fewer points
     repeats its last. slopes [n, P - 1], not positive and ascending, of the hull at and after each point; weight [n].

@@ -1,13 +1,4 @@
-"""Channels that fade: cells with path loss and outage, one user, and one band for all.
-
-Clients in a cell: path loss, shadowing, Rayleigh block fading, and outage.
-
-A cell whose clients stand at given positions, such as those of a sensor localisation.
-
-The single-user channel of the wireless report: a budget of levels for each coordinate.
-
-Channels with one band for all clients: the Gaussian multiple-access channel, and K(S) tables.
-"""
+"""Channels whose rates follow from signal-to-noise ratios or a capacity: cells with fading, a single user, one band."""
 
 from __future__ import annotations
 
@@ -38,10 +29,11 @@ from narrowcast.platform.types import FloatArray, Profiles
 
 
 class Rayleigh(GainEstimates):
-    """SNR = reference x (distance / reference distance)^-exponent x shadowing x |h|^2, and B log2(1 + SNR) from it.
+    """A cell with path loss, shadowing and Rayleigh block fading, in which a rate is B log2(1 + SNR).
 
-    A client's position and shadowing are drawn once for the run, |h|^2 ~ Exp(1) for every block of `coherence` rounds,
-    independently for uplink and downlink. The rates of the profile are not used.
+    SNR = reference x (distance / reference distance)^-exponent x shadowing x |h|^2. A client's position and shadowing
+    are drawn once for the run, |h|^2 ~ Exp(1) for every block of `coherence` rounds, independently for uplink and
+    downlink. The rates of the profile are not used.
 
     With neither `margin_decibel` nor `outage_probability` the client knows its fade, sends at capacity and is never
     lost. With one of them it sends at the rate of a gain t instead of |h|^2, and is lost if |h|^2 < t: t =
@@ -214,11 +206,11 @@ def _table(path: Path) -> FloatArray:
 
 
 class SingleUser(Section):
-    """Each client alone with a budget of K levels a coordinate, d log2 K bits a round (eq. (6) of the wireless report).
+    """Each client sends alone, with a budget of K levels a coordinate (eq. (6) of the wireless report).
 
-    Values quantised to k <= K levels arrive unchanged. Above the budget they arrive with N(0, 1 / (4 K^2)) added,
-    clipped to [0, 1] and quantised again to k levels. The report calls this unbiased; its folder of `papers/`
-    has both, and the bias in closed form.
+    The budget is d log2 K bits a round. Values quantised to k <= K levels arrive unchanged. Above the budget they
+    arrive with N(0, 1 / (4 K^2)) added, clipped to [0, 1] and quantised again to k levels. The report calls this
+    unbiased; its folder of `papers/` has both, and the bias in closed form.
 
     Differs from the paper: 1. drawn as `Links`, k levels count log2 k bits, as in the wireless report, although
     0..k are k + 1 symbols, and norm and signs count nothing.

@@ -1,9 +1,4 @@
-"""Channels that are given: measured rates, and the rates of the fleet.
-
-Measured rates, from a CSV file.
-
-Channels from the fleet's rates alone: constant, or lognormal around them.
-"""
+"""Channels whose rates are given, by a file of measurements or by the fleet: `trace`, `fixed`, `lognormal`."""
 
 from __future__ import annotations
 

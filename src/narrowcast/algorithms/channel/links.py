@@ -1,8 +1,6 @@
-"""The links of a cohort in a round, and the channels that draw them.
+"""The links of a cohort in a round: the contract of channels, their random numbers, and their estimates of gains.
 
-Random numbers of a channel: one per client, keyed by (seed, purpose, block of rounds, client).
-
-Imperfect knowledge of the uplink's gains: rates are planned on estimates, and lost where they are too high.
+A channel draws one random number for each client, keyed by (seed, purpose, block of rounds, client).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The radio of an experiment: a channel, an allocation of the upload time, and a downlink.
-
-Downlinks: unicast, or broadcast to all clients or to groups at the rate of the weakest.
-"""
+"""The radio of an experiment: a channel, an allocation of the upload time, and a downlink."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Rate regions: the rates that the clients of a round can have together, as polymatroids in bits per second.
+"""Rate regions: the rates that the clients of a round can have together, in bits per second.
 
-A region is {r >= 0 : the sum of r over S is at most R(S), for every set S of users}, with R monotone, submodular and 0
-for the empty set (Cover and Thomas, chapter 15; Tse and Hanly, IEEE IT 44(7), 1998). Users are indices in a cohort.
-
-Rate regions given as a table with a capacity for every set of users.
-
-The rates of clients that send in two bands at once, each receiver taking the others of its band as noise.
+A region is the polymatroid {r >= 0 : the sum of r over S is at most R(S), for every set S of users}, with R monotone,
+submodular and 0 for the empty set (Cover and Thomas, chapter 15; Tse and Hanly, IEEE IT 44(7), 1998). Users are indices
+in a cohort.
 """
 
 from __future__ import annotations
@@ -221,7 +218,7 @@ def check_users(values: FloatArray, name: str, unit: str) -> None:
 
 @compiled()
 def _worst_prefix(rates: FloatArray, snr: FloatArray, noise: float, bandwidth: float) -> tuple[float, int, IntArray]:
-    """Return the largest excess of a prefix by decreasing rate / snr, its last place or -1, and the order."""
+    """Return the largest excess of a prefix by decreasing rate / snr, its last position or -1, and the order."""
     price = np.empty(len(rates))
     for user in range(len(rates)):
         price[user] = -rates[user] / snr[user] if rates[user] > 0 else 0.0  # without signal: -infinity, so first
@@ -366,7 +363,9 @@ def _mask_of(users: IntArray) -> int:
 
 @dataclass(frozen=True)
 class InterferenceRegion:
-    """B log2(1 + own / (1 + interference)) for each user, where all users send all the time.
+    """The rate B log2(1 + own / (1 + interference)) of each user, where all users send all the time.
+
+    A receiver takes the other users of its band as noise.
 
     Shapes: gains [n, n], power over noise of user j at the receiver of user i, with the own signal on the diagonal;
     bands [n]; bandwidth of a band in hertz; `outside` [n], the power of senders that are not users, None: 0. `take`
@@ -426,7 +425,7 @@ class InterferenceRegion:
         return InterferenceRegion(gains, self.bands[users], self.bandwidth, heard)
 
     def _heard(self, users: IntArray) -> FloatArray:
-        """Return the power that each receiver hears in its band from these users and from `others`, [n]."""
-        same = self.bands[:, None] == self.bands[users]
-        heard = np.where(same, self.gains[:, users], 0.0).sum(axis=1)
+        """Return the power that each receiver hears in its band from these users and from `outside`, [n]."""
+        same_band = self.bands[:, None] == self.bands[users]
+        heard = np.where(same_band, self.gains[:, users], 0.0).sum(axis=1)
         return np.asarray(heard if self.outside is None else heard + self.outside)

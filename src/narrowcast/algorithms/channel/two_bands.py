@@ -1,7 +1,4 @@
-"""Clients of several access points in two bands: a cohort is split so that little interference is left.
-
-The division of a cohort over two bands with little interference, which is the largest cut of a weighted graph.
-"""
+"""The channel `two_bands`: a cohort is divided over two bands by the largest cut of a graph of interference."""
 
 from __future__ import annotations
 
@@ -76,8 +73,8 @@ def split_cohort(weights: FloatArray, rule: Split, seed: int, tries: int, block:
 
 def within(weights: FloatArray, bands: IntArray) -> float:
     """Return the weight between clients of one band."""
-    same = bands[:, None] == bands
-    return float(weights[same].sum()) / 2
+    same_band = bands[:, None] == bands
+    return float(weights[same_band].sum()) / 2
 
 
 def _greedy(weights: FloatArray) -> IntArray:

@@ -92,7 +92,7 @@ def _allowed(codec: Codec) -> range:
 
 @dataclass(frozen=True)
 class ClientEncoder:
-    """Encodes one client's update.
+    """The encoder of one client's update.
 
     `key` is the 64-bit word of the client's public stream, which the server knows too. `budget_bits` bounds the whole
     upload; infinite: the codec's own levels are used. `state` is what the codec kept on the client, as `init_state`

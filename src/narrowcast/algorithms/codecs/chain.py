@@ -3,17 +3,11 @@
     values --[transform]--> values --[quantiser]--> symbols --[coder]--> bytes
 
 A transform (rotation, Top-K, factors, error feedback) maps values to values; a quantiser gives symbols; a coder gives
-bytes. If the chain ends early, values are sent as they are and symbols at a fixed width (`packing`).
+bytes. If the chain ends early, values are sent as they are and symbols at a fixed width (`wire.pack`).
 
 Only data that the receiver does not know is sent. It knows the codec, the tensors' names and shapes, and the key: a
 64-bit word of `seeds.stream_keys`, from the run's seed, the round and the client, so that rotations, dithers and bases
 cost nothing. It does not know the levels, which a client may choose, so they are sent.
-
-Stages of a codec: their base classes and the contracts with the stages around them.
-
-The registry of codec stages, and the type of a field that takes a chain of them.
-
-All values of an update as one vector, and back.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import ceil, prod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,17 +32,12 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import Words, uniform_bits
 from narrowcast.platform.types import Arrays, Dtype, IntArray, Payload, PayloadError
 
-if TYPE_CHECKING:
-    pass
-
 Tensors = dict[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 Signal = Literal["values", "symbols", "bytes"]
 """The data passed between two stages."""
 
 NO_STATE: Arrays = {}
-
-
 LARGEST_VALUE = 2.0**96
 """Largest magnitude of a value: far above any update, and low enough for all norms and scales to fit float32."""
 
@@ -359,18 +348,19 @@ def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return stages
 
 
-def refuse_stateful(codec: Sequence[Stage], reason: str, field: str = "codec") -> None:
-    """Raise `UserError` with a reason and advice for a codec with a stage that keeps state between rounds."""
-    if stateful := [stage.kind for stage in codec if stage.remembers]:
-        raise UserError(f"algorithm.{field} has {stateful[0]}, which keeps state between rounds, but {reason}")
-
-
 Stages = Annotated[
     tuple[Annotated[Stage, CODECS], ...],
     BeforeValidator(_listed, json_schema_input_type=Annotated[Stage, CODECS] | tuple[Annotated[Stage, CODECS], ...]),
     AfterValidator(_in_order),
     Field(description="chain of codec stages for uploads; an empty one sends the values themselves"),
 ]
+"""The type of a field that takes a chain of the registry's stages, or a single one."""
+
+
+def refuse_stateful(codec: Sequence[Stage], reason: str, field: str = "codec") -> None:
+    """Raise `UserError` with a reason and advice for a codec with a stage that keeps state between rounds."""
+    if stateful := [stage.kind for stage in codec if stage.remembers]:
+        raise UserError(f"algorithm.{field} has {stateful[0]}, which keeps state between rounds, but {reason}")
 
 
 def n_values(shapes: Shapes) -> int:

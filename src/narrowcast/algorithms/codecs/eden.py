@@ -1,14 +1,4 @@
-"""DRIVE and EDEN: rotate, round each value to a centroid of the standard normal, and send one scale per block.
-
-Reference: Vargaftik et al., DRIVE, NeurIPS 2021 (arXiv:2105.08339); Vargaftik et al., EDEN, ICML 2022
-(arXiv:2108.08842). The values of a rotated block are nearly normal, so the Lloyd-Max centroids of the standard normal
-(Max, IRE 1960) are the best levels. With distortion D(L) of L centroids the relative squared error is D for `min_mse`
-and 1 / (1 - D) - 1 for `unbiased`: 0.571, 0.133, 0.0358, 0.0096 for 2, 4, 8 and 16 levels.
-
-Randomised Hadamard rotation: random signs, then the Walsh-Hadamard transform, so that values have similar magnitude.
-
-Reference: Ailon and Chazelle, STOC 2006; for distributed means, Suresh et al., ICML 2017 (arXiv:1611.00429).
-"""
+"""Rotated blocks: the randomised Hadamard rotation, and EDEN, which rounds the rotated values to centroids."""
 
 from __future__ import annotations
 
@@ -59,12 +49,16 @@ Passes = Annotated[int, Field(ge=1, le=4, description="passes of random signs an
 class Rotate(Transform):
     """Concatenate all tensors, cut them into blocks and rotate each block by an orthogonal map with signs from the key.
 
+    The map is random signs, then the Walsh-Hadamard transform, so that values have similar magnitude.
+
     The rest of the chain gets `blocks` [b, block] and `tail` [1, t]. The tail holds the remaining values, padded with
     zeros to the next power of two; the padding is sent and counted.
 
     Differs from the papers: 1. blocks of `block` values instead of one block of all values: less padding and, if the
     next stage has a norm per row, a norm per block. 2. two passes of signs and transform: after one, a block with few
     large values is far from uniformly rotated, see `eden`.
+
+    Reference: Ailon and Chazelle, STOC 2006; for distributed means, Suresh et al., ICML 2017 (arXiv:1611.00429).
     """
 
     kind: Literal["rotate"] = "rotate"
@@ -166,7 +160,11 @@ MOST_CENTROIDS = 256
 
 
 class Eden(Quantiser):
-    """Rotated blocks as centroids and scales; DRIVE with `levels: 2`, which is 1 bit per value.
+    """Rotate blocks, and send each value as a centroid and each block's scale; DRIVE with `levels: 2`, 1 bit a value.
+
+    The values of a rotated block are nearly normal, so the Lloyd-Max centroids of the standard normal (Max, IRE 1960)
+    are the best levels. With distortion D(L) of L centroids the relative squared error is D for `min_mse` and
+    1 / (1 - D) - 1 for `unbiased`: 0.571, 0.133, 0.0358, 0.0096 for 2, 4, 8 and 16 levels.
 
     `scale: unbiased` is ||x||^2 / <y, c> for rotated values y and their centroids c, whose mean over rotations is x.
     `min_mse` is <y, c> / <c, c>, for sums of few clients or with error feedback.
@@ -177,6 +175,9 @@ class Eden(Quantiser):
     average over all signs (tested). 3. fractional bits by any number of levels, in base L (3 levels are 1.6 bits),
     where EDEN mixes two widths; for less than 1 bit put `random_k` before it, as the released code does. 4. for EDEN's
     entropy-coded variant, whose levels are uniform, use `rotate`, `quantise` and `entropy`.
+
+    Reference: Vargaftik et al., DRIVE, NeurIPS 2021 (arXiv:2105.08339); Vargaftik et al., EDEN, ICML 2022
+    (arXiv:2108.08842).
     """
 
     levels_allowed: ClassVar[range] = range(2, MOST_CENTROIDS + 1)

@@ -1,13 +1,9 @@
-"""Entropy coding of symbols by asymmetric numeral systems.
+"""Entropy coding of symbols: the coder, by asymmetric numeral systems, and the codec stage `entropy`.
 
-Each tensor's symbols have a model of their own, which is part of the message and counted with it: one byte for each
-symbol of the used range, or for each knot of a curve over it, or none if the symbols are packed instead.
-
-Asymmetric numeral systems (Duda, arXiv:1311.2540): a stack of symbols in 32-bit words and a state of 64 bits.
-
-Symbols are pushed in reverse and popped in order. A stream's model is its `bounds` [n + 1]: symbol i has the part of
-2^24 from `bounds[i]` to `bounds[i + 1]`, which is never empty. The words are those of the library `constriction` for
-categorical models made in its fast way (tested).
+The coder (Duda, arXiv:1311.2540) is a stack of symbols in 32-bit words and a state of 64 bits: symbols are pushed in
+reverse and popped in order. A stream's model is its `bounds` [n + 1]: symbol i has the part of 2^24 from `bounds[i]` to
+`bounds[i + 1]`, which is never empty. The words are those of the library `constriction` for categorical models made in
+its fast way (tested).
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ Symbols32 = NDArray[np.uint32]
 
 
 class AnsEncoder:
-    """Pushes streams of symbols, the last stream first."""
+    """A coder onto which streams of symbols are pushed, the last stream first."""
 
     def __init__(self) -> None:
         self._state = 0
@@ -54,7 +50,7 @@ class AnsEncoder:
 
 
 class AnsDecoder:
-    """Pops the streams of the bytes that `AnsEncoder.to_bytes` returned, the first stream first."""
+    """A coder from which the streams that `AnsEncoder` pushed are popped, the first stream first."""
 
     def __init__(self, data: bytes) -> None:
         words = np.frombuffer(data + bytes(-len(data) % 4), dtype="<u4").astype(np.uint32)
@@ -165,7 +161,9 @@ class _SymbolModel:
 class Entropy(SymbolStage):
     """Code symbols near their empirical entropy; the model's description and the coded length are sent and counted.
 
-    A message is at most one byte per tensor longer than the packed symbols, which is the bound that `max_bits` reports.
+    Each tensor's symbols have a model of their own: one byte for each symbol of the used range, or for each knot of a
+    curve over it, or none if the symbols are packed instead. A message is at most one byte per tensor longer than the
+    packed symbols, which is the bound that `max_bits` reports.
     """
 
     kind: Literal["entropy"] = "entropy"

@@ -1,25 +1,6 @@
-"""Low-rank codecs: SVD, PowerSGD and random bases, which send a matrix as thin factors.
+"""Low-rank codecs: `svd` and `power_sgd` send a matrix as two thin factors, `basis` its components in a random basis.
 
-Matrices sent as the product of two thin ones, the common part of `svd` and `power_sgd`.
-
-The best approximation of rank r of each client's update, by singular value decomposition.
-
-A baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748), after Konecny et al., arXiv:1610.05492. With a warm start:
-Halko, Martinsson and Tropp, SIAM Review 2011 (arXiv:0909.4061), Algorithms 4.4 and 5.1.
-
-PowerSGD: rank-r factors by one power iteration, started from the client's last factors.
-
-Reference: Vogels et al., PowerSGD, NeurIPS 2019 (arXiv:1905.13727), Algorithm 1; with `error_feedback` before it,
-Algorithm 2.
-
-The right factor of a client's last update, from which the next power iteration starts.
-
-Random low-rank basis: the columns of a matrix projected onto r directions that both sides draw from the key.
-
-Reference: Konecny et al., arXiv:1610.05492 (random masks and sketches); the basis of Nguyen et al., WWW 2024
-(arXiv:2401.03748), applied here to a finished update.
-
-Random low-rank bases, which every party regenerates from a seed.
+Letters: a matrix M [m, d] is sent at rank r.
 """
 
 from __future__ import annotations
@@ -44,11 +25,9 @@ LEFT, RIGHT = "/left", "/right"
 
 
 class Factored(Transform):
-    """Send a matrix M [m, d] as factors L [m, r] and R [d, r] if these are smaller than the matrix.
+    """Base of the stages that send a matrix M [m, d] as factors L [m, r] and R [d, r] if these are smaller than it.
 
-    Vectors are sent whole.
-
-    A tensor of more dimensions is the matrix of its first dimension and all others.
+    Vectors are sent whole. A tensor of more dimensions is the matrix of its first dimension and all others.
     """
 
     of_whole: ClassVar[bool] = True
@@ -119,7 +98,7 @@ def zero_factors(prefix: str, matrices: Shapes, rank: int) -> Arrays:
 
 
 def start(name: str, columns: int, rank: int, key: int, state: Arrays) -> FloatArray:
-    """Return [d, r] for the first iteration: the kept columns of `name`, and normal ones from the key for others."""
+    """Return [d, r] for the first iteration: the kept columns of `name`, and normal ones from the key for the rest."""
     drawn = generator(key, name).standard_normal((columns, rank))
     if name in state:
         stored = np.asarray(state[name])[:, :rank]
@@ -129,7 +108,7 @@ def start(name: str, columns: int, rank: int, key: int, state: Arrays) -> FloatA
 
 
 def kept_factors(name: str, right: NDArray[np.floating], state: Arrays) -> Arrays:
-    """Return the state after an update with the right factor [d, r]; without a state, or of an update of zeros, as is.
+    """Return the state after an update with the right factor [d, r]; empty without a state, or for an update of zeros.
 
     The kept columns are as many as the state has, whatever the rank of the update.
     """
@@ -146,7 +125,7 @@ _WARM = "svd/"
 
 
 class SVD(Factored):
-    """Send the r largest singular values of an update with their vectors.
+    """Send the r largest singular values of an update with their vectors, its best approximation of rank r.
 
     `parts: uv` sends U S and V, r (m + d) values; `usv` sends the three separately, r (m + d + 1), as the code released
     with CoLR does.
@@ -154,6 +133,9 @@ class SVD(Factored):
     `warm_start` takes `iterations` of subspace iteration from the right factor V of the client's last update, which the
     client keeps, in place of the exact decomposition. A client's directions change little from one update to the next,
     so that few iterations come near it (tested: exact in the limit; one is PowerSGD's product).
+
+    Reference: a baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748), after Konecny et al., arXiv:1610.05492. With a
+    warm start: Halko, Martinsson and Tropp, SIAM Review 2011 (arXiv:0909.4061), Algorithms 4.4 and 5.1.
 
     Differs from the paper: 1. its tables count r m values, those of U alone; here all factors are counted. 2. the
     decomposition is computed from the smaller Gram matrix in float64, several times faster for thin matrices and equal
@@ -243,9 +225,14 @@ WARM = "power_sgd/"
 class PowerSGD(Factored):
     """Send P = M Q, orthonormalised, and Q = M^T P for a matrix M; the client keeps Q for its next update.
 
+    The factors are those of one power iteration, started from the client's last ones.
+
     `warm_start` and error feedback are independent, as in the paper's code (its Tables 1 and 2): without a warm start
     Q is drawn from the client's key in every round and nothing is kept. The paper's unbiased rank r, M U^T for a random
     U, is the codec `basis`.
+
+    Reference: Vogels et al., PowerSGD, NeurIPS 2019 (arXiv:1905.13727), Algorithm 1; with `error_feedback` before it,
+    Algorithm 2.
 
     Differs from the paper: 1. each client has factors of its own, decoded alone; the paper averages P, then Q, over all
     workers in two rounds of communication. 2. the first Q is drawn from the client's key. 3. P is orthonormalised by
@@ -282,7 +269,7 @@ with CoLR; `gaussian`: entries N(0, 1/r), as in the paper's theory (Nguyen et al
 def draw_basis(
     kind: BasisKind, rank: int, dimension: int, seed: int, name: str = "", dtype: Dtype = FLOAT32
 ) -> NDArray[Any]:
-    """Return B [r, d] of the tensor `name`; E[B^T B] = I for both kinds."""
+    """Return B [r, d] of the tensor `name`, which every party can draw from the seed; E[B^T B] = I for both kinds."""
     gaussian = generator(seed, kind + name).standard_normal((rank, dimension))
     if kind == "gaussian":
         return (gaussian / rank**0.5).astype(dtype)
@@ -293,8 +280,13 @@ def draw_basis(
 class Basis(Transform):
     """Send M B^T [m, r] for a matrix M [m, d], with B [r, d], E[B^T B] = I, drawn for each key; vectors are sent whole.
 
+    The columns of M are projected onto r directions that both sides draw from the key.
+
     `scale: unbiased` decodes M B^T B, whose mean is M. `projection` decodes r / d times that, which for the orthonormal
     basis is the projection of M onto it, with less error; use it with error feedback.
+
+    Reference: Konecny et al., arXiv:1610.05492 (random masks and sketches); the basis of Nguyen et al., WWW 2024
+    (arXiv:2401.03748), applied here to a finished update.
     """
 
     kind: Literal["basis"] = "basis"

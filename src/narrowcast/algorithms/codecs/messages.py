@@ -1,19 +1,9 @@
 """The payloads of updates: whole tensors, rows and matrices, plain or through a codec, and integers of a grid.
 
-Whole tensors on the wire: values in a fixed order, whose shapes both sides know from the model.
+Every payload starts with the header of `wire`. Shapes of whole tensors are known to both sides from the model; they are
+sent in the order of their names.
 
-Rows of a matrix on the wire: the row mask and the packed float32 values.
-
-Rows of a matrix on the wire with their values through a codec: header, row indices, coded values.
-
-A message of whole tensors through a codec has a header, perhaps a seed, and the codec's bytes.
-
-A whole matrix on the wire through a codec, untouched rows included, with a bit per row: trained or not.
-
-Integers on the wire: values rounded to a public grid, entropy-coded.
-
-A server and a client that share the grid need nothing else: a model, a part of it, and the change between two of its
-versions are all integers.
+Letters: N or n_rows rows of a matrix, m of them sent, k columns.
 """
 
 from __future__ import annotations
@@ -118,7 +108,7 @@ _MOST_ROWS = 2**32 - 1
 
 @dataclass(frozen=True)
 class RowsPayload(Payload):
-    """Some rows of an [n_rows, rank] matrix, with a bit per row if the receiver needs to know which.
+    """Some rows of an [n_rows, rank] matrix as float32, with a bit per row if the receiver needs to know which.
 
     Shapes: rows [m] ascending; values [m, rank] float32. `mask` is needed by `touched`, and by an aggregation that
     divides each row by the number of clients that touched it. `seed` lets the receiver regenerate a basis; None sends
@@ -321,7 +311,7 @@ class TensorUpdate:
 
 @dataclass(frozen=True)
 class CodedTensors(Payload):
-    """One message: examples, rank (0 for none) and the codec's bytes; the model gives names and shapes.
+    """Whole tensors through a codec: examples, rank (0 for none) and the codec's bytes.
 
     `seed` lets the receiver regenerate a basis; None sends none. The codec's bytes decode to values of `dtype`.
     """
@@ -371,7 +361,9 @@ def encode_matrix(
 ) -> EncodedUpdate | None:
     """Pack a matrix [n_rows, k] with `values` [m, k] in the trained `rows` and zeros elsewhere, within the budget.
 
-    None if no levels of the codec fit. Raise `UnsendableUpdateError` for values that are not finite.
+    Untouched rows are sent too, and a bit per row: trained or not.
+
+    Return None if no levels of the codec fit. Raise `UnsendableUpdateError` for values that are not finite.
     """
     trained = np.zeros(n_rows, dtype=bool)
     trained[rows] = True
@@ -416,6 +408,9 @@ def grid_values(points: GridPoints, step: float, shifts: NDArray[np.float32]) ->
 @dataclass(frozen=True)
 class GridPayload(Payload):
     """Integers of one or several tensors, each coded with a model of its own; their shapes are known to both sides.
+
+    They are values rounded to a public grid. A server and a client that share the grid need nothing else: a model, a
+    part of it, and the change between two of its versions are all integers.
 
     `seed` lets the receiver regenerate a basis; None sends none.
     """

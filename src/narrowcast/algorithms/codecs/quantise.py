@@ -1,11 +1,4 @@
-"""Stochastic uniform quantisation to k levels, with a norm for each tensor, row, column or block.
-
-Reference: Alistarh et al., QSGD, NeurIPS 2017, section 3.1; the wireless report's eq. (4) and (5). For a vector x of d
-values with norm s, each value is sent as one of the 2k + 1 integers q between -k and k, the two nearest to k x_i / s at
-random, so that E[s q / k] = x; the mean squared error is at most min(d / 4k^2, sqrt(d) / k) ||x||^2.
-
-Values in fewer bits each: IEEE half precision or bfloat16, rounded to nearest, ties to even.
-"""
+"""Values in fewer bits each: stochastic uniform quantisation to k levels, and casts to shorter floating-point types."""
 
 from __future__ import annotations
 
@@ -28,7 +21,11 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Quantise(Quantiser):
-    """Norms, and for each value the integer to which it is rounded; levels are sent, so that a client may choose them.
+    """Send norms, and the integer to which each value is rounded; a client may choose the levels, which are sent.
+
+    For a vector x of d values with norm s, each value is sent as one of the 2k + 1 integers q between -k and k, the two
+    nearest to k x_i / s at random, so that E[s q / k] = x; the mean squared error is at most
+    min(d / 4k^2, sqrt(d) / k) ||x||^2.
 
     `norms`: values that share a norm: a tensor, its rows or columns (a vector is one row), or blocks of a given length.
     `scale`: the norm is the largest magnitude (`max`), or Euclidean as in the papers (`l2`). With `max`, `levels: 127`
@@ -40,8 +37,10 @@ class Quantise(Quantiser):
     `bfloat16` halves their cost and keeps values unbiased.
 
     Sign and level are one of 2k + 1 symbols, so that a value takes log2(2k + 1) bits before entropy coding, and not the
-    log2(k) of a count that leaves out signs and zero. The error is bounded by the smaller of d / 4k^2 and QSGD's
-    sqrt(d) / k, times the squared norm.
+    log2(k) of a count that leaves out signs and zero.
+
+    Reference: Alistarh et al., QSGD, NeurIPS 2017, section 3.1, with the error bound sqrt(d) / k; the wireless report's
+    eq. (4) and (5).
     """
 
     levels_allowed: ClassVar[range] = range(1, MOST_LEVELS + 1)
@@ -249,7 +248,10 @@ _LARGEST_BFLOAT = np.uint32(0x7F7F0000).view(np.float32)
 
 
 class Cast(ValueStage):
-    """Send all values as `dtype`; values beyond its range become its largest finite number."""
+    """Send all values as `dtype`, rounded to nearest, ties to even; values beyond its range become its largest number.
+
+    float16 is IEEE half precision.
+    """
 
     gives: ClassVar[Signal] = "bytes"
 

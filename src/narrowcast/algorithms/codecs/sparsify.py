@@ -1,21 +1,4 @@
-"""Sparsification: Top-K, random indices, error feedback, and rows that are not zero.
-
-Top-K: the values of largest magnitude over all tensors, and their indices.
-
-Reference: Aji and Heafield, EMNLP 2017; a baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748).
-
-Random sparsification: values at indices that both sides draw from the key, so that no index is sent.
-
-Reference: Konecny et al., arXiv:1610.05492, section 3 (subsampling); Wangni et al., NeurIPS 2018 (arXiv:1710.09854);
-Stich et al., NeurIPS 2018 (arXiv:1809.07599), rand-k. With `eden` after it: Vargaftik et al., EDEN, ICML 2022
-(arXiv:2108.08842), below one bit per value.
-
-Error feedback: the compression error of the rest of the chain is stored and added to the next update.
-
-Reference: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019 (arXiv:1901.09847).
-
-The rows of a matrix that are not all zeros, of which a client's change of the item matrix has few.
-"""
+"""Sparsification: Top-K, random indices, the error feedback that goes with them, and the rows that are not zero."""
 
 from __future__ import annotations
 
@@ -49,13 +32,15 @@ VALUES = "values"
 class TopK(Transform):
     """Keep ceil(fraction n) of all n values of an update, or `count` of them, and send their indices.
 
-    Of values of one magnitude those of the lowest indices are kept.
+    The values of largest magnitude over all tensors are kept; of values of one magnitude those of the lowest indices.
 
     The rest of the chain gets `values` [k], in the order of their indices. The code released with CoLR is `indices:
     int32` (64 bits per kept value), without error feedback, on all rows of the item matrix, untouched ones included.
 
     Differs from the paper: `indices: smallest`, the default, sends a list, a bitmap or coded gaps, whichever is
     shortest.
+
+    Reference: Aji and Heafield, EMNLP 2017; a baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748).
     """
 
     kind: Literal["top_k"] = "top_k"
@@ -115,13 +100,17 @@ DRAWN = "drawn"
 class RandomK(Transform):
     """Keep ceil(fraction n) of all n values of an update, at indices drawn from the key, each set equally likely.
 
-    The rest of the chain gets `drawn` [k], in the order of their indices. `scale: unbiased` multiplies them by n / k,
-    whose mean is the update and whose relative squared error is n / k - 1, for any update; after it a quantiser of
-    relative squared error v, unbiased, has (1 + v) n / k - 1. `kept` leaves them as they are, relative squared error
-    1 - k / n, for sums of few clients or with error feedback.
+    Both sides draw the indices, so that none is sent. The rest of the chain gets `drawn` [k], in the order of their
+    indices. `scale: unbiased` multiplies them by n / k, whose mean is the update and whose relative squared error is
+    n / k - 1, for any update; after it a quantiser of relative squared error v, unbiased, has (1 + v) n / k - 1. `kept`
+    leaves them as they are, relative squared error 1 - k / n, for sums of few clients or with error feedback.
 
     Differs from the papers: exactly ceil(fraction n) values instead of a coin for each, so that the size of an update
     is known and its error is less.
+
+    Reference: Konecny et al., arXiv:1610.05492, section 3 (subsampling); Wangni et al., NeurIPS 2018
+    (arXiv:1710.09854); Stich et al., NeurIPS 2018 (arXiv:1809.07599), rand-k. With `eden` after it: Vargaftik et al.,
+    EDEN, ICML 2022 (arXiv:2108.08842), below one bit per value.
     """
 
     kind: Literal["random_k"] = "random_k"
@@ -162,11 +151,13 @@ MEMORY = "memory/"
 
 
 class ErrorFeedback(ValueStage):
-    """Send x + e for an update x and store e = (x + e) - decoded(x + e).
+    """Send x + e for an update x and store e = (x + e) - decoded(x + e), the error of the rest of the chain.
 
     If an update is some rows of a matrix, a client's memory covers all rows: `memory_of_rows` selects those of the
     round and `with_memory_of_rows` writes them back; the others wait until they are touched again. Sent updates count
     as received, since a client does not learn that an upload was lost.
+
+    Reference: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019 (arXiv:1901.09847).
     """
 
     of_whole: ClassVar[bool] = True
@@ -219,7 +210,10 @@ def with_memory_of_rows(state: Arrays, rows: IntArray, part: Arrays) -> Arrays:
 
 
 def nonzero_rows(matrix: NDArray[np.floating]) -> BoolArray:
-    """Return whether each row of a matrix [m, d] has an entry that is not zero, [m]; NaN is not zero."""
+    """Return whether each row of a matrix [m, d] has an entry that is not zero, [m]; NaN is not zero.
+
+    A client's change of the item matrix has few such rows.
+    """
     nonzero = np.empty(len(matrix), dtype=np.bool_)
     _mark(read_only(matrix, matrix.dtype), nonzero)
     return nonzero

@@ -1,15 +1,6 @@
-"""Reading of untrusted bytes: every read states its length, and nothing may be left at the end.
+"""The wire formats that all payloads share: checked reads, the message header, packed symbols, and lists of indices.
 
-The header of every message between clients and server: the same bytes for each kind, counted like all others.
-
-It has what the receiver does not know before it reads on. The sender, the round and the length are those of the link.
-
-Fixed-width packing of symbols in base `alphabet`: as many symbols as fit in 64 bits form one number.
-
-Fifteen symbols take 3.91 bits each, three take 1.586; the loss against log2(alphabet) is below 0.1 bits for an alphabet
-of up to 64 and below 0.2 for any of up to 1,000 (tested).
-
-Wire format of k indices out of n: an index list, a bitmap, or the gaps between indices.
+Bytes that arrive are not trusted: every read states its length, and nothing may be left at the end.
 """
 
 from __future__ import annotations
@@ -29,12 +20,12 @@ from narrowcast.platform.compiled import compiled, read_only
 from narrowcast.platform.types import Arrays, Dtype, IntArray, PayloadError
 
 Count = TypeVar("Count", int, IntArray)
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _VARINT_BYTES = 5
-_FLOAT32 = np.dtype(np.float32)
 
 
 class Reader:
-    """Reads bytes from the front; raises `PayloadError` if bytes are missing, left over or malformed."""
+    """A reader of bytes from the front; it raises `PayloadError` if bytes are missing, left over or malformed."""
 
     def __init__(self, data: bytes) -> None:
         self._rest = memoryview(data)
@@ -50,7 +41,7 @@ class Reader:
         """Return the next bytes, at most `size`, without advancing."""
         return self._rest[:size]
 
-    def floats(self, count: int, dtype: Dtype = _FLOAT32) -> NDArray[Any]:
+    def floats(self, count: int, dtype: Dtype = FLOAT32) -> NDArray[Any]:
         """Return `count` little-endian floating-point values; raise `PayloadError` if they are not finite."""
         values = np.frombuffer(self.take(dtype.itemsize * count), dtype=dtype.newbyteorder("<")).astype(dtype)
         if not np.isfinite(values).all():
@@ -102,7 +93,6 @@ HAS_SEED = 128
 SEED_BYTES = 8
 HAS_FLOAT64 = 64
 """The flag of tensors of float64, of 8 bytes each; other messages have values of float32, or decode to it."""
-FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 MAX_EXAMPLES = 2**32 - 1
 
 
@@ -119,7 +109,11 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True)
 class MessageHeader:
-    """Kind and flags of a payload, its number of columns (0 for none, at most 65,535), and the sender's examples."""
+    """Kind and flags of a payload, its number of columns (0 for none, at most 65,535), and the sender's examples.
+
+    Every message between clients and server has the same header, counted like all other bytes. It has what the receiver
+    does not know before it reads on; the sender, the round and the length are those of the link.
+    """
 
     kind: MessageKind
     flags: int = 0
@@ -133,11 +127,11 @@ class MessageHeader:
     @classmethod
     def read(cls, reader: Reader, kind: MessageKind, flags: int = 0) -> Self:
         """Read the header of a message of this kind with at most these `flags`; raise `PayloadError` for another."""
-        its_kind, its_flags, columns, examples = _FORMAT.unpack(reader.take(HEADER_BYTES))
-        if its_kind != kind or its_flags & ~flags:
+        sent_kind, sent_flags, columns, examples = _FORMAT.unpack(reader.take(HEADER_BYTES))
+        if sent_kind != kind or sent_flags & ~flags:
             name = kind.name.lower().replace("_", " ")
             raise PayloadError(f"these bytes do not start with the header of a message of {name}")
-        return cls(kind, its_flags, columns, examples)
+        return cls(kind, sent_flags, columns, examples)
 
 
 def tensor_flags(dtype: Dtype, seed: int | None) -> int:
@@ -176,7 +170,12 @@ def packed_bytes(count: int, alphabet: int) -> int:
 
 
 def pack(symbols: IntArray, alphabet: int) -> bytes:
-    """Return the symbols [n], each of 0..alphabet-1, as `packed_bytes(n, alphabet)` bytes."""
+    """Return the symbols [n], each of 0..alphabet-1, as `packed_bytes(n, alphabet)` bytes.
+
+    Symbols are packed at a fixed width in base `alphabet`: as many as fit in 64 bits form one number. Fifteen symbols
+    take 3.91 bits each, three take 1.586; the loss against log2(alphabet) is below 0.1 bits for an alphabet of up to 64
+    and below 0.2 for any of up to 1,000 (tested).
+    """
     per_group, width = _group(alphabet)
     tail = _bits_for(alphabet, len(symbols) % per_group)
     size = packed_bytes(len(symbols), alphabet)
@@ -281,7 +280,7 @@ _LIST, _BITMAP, _GAPS = range(3)
 
 
 def write_indices(indices: IntArray, count: int, layout: IndexLayout) -> bytes:
-    """Return the bytes of the ascending indices `indices` [k] out of 0..count-1."""
+    """Return the bytes of the ascending indices [k] out of 0..count-1: a list, a bitmap, or the gaps between them."""
     if layout == "int32":
         return indices.astype("<u4").tobytes()
     shift = _shift(len(indices), count)
@@ -382,7 +381,7 @@ def _split_gaps(indices: IntArray, shift: int, unary: int) -> tuple[NDArray[np.u
 
 @compiled()
 def _find_quotients(data: NDArray[np.uint8], quotients: IntArray) -> tuple[int, int]:
-    """Write the numbers of zeros before each one of the bits; return how many ones were found, and the bits read."""
+    """Write the number of zeros before each set bit; return how many bits were set, and the bits read."""
     n_read, before = 0, -1
     for bit in range(8 * len(data)):
         if n_read == len(quotients):

@@ -1,18 +1,8 @@
 """Coded downloads: a rounded model, or the change of a round, in place of the float32 model.
 
-Downloads of a rounded model, and of the rows of it that a client asks for; the server keeps the exact one.
-
-Clients train from the rounded model, and the server adds the mean of their changes to the exact one, so that rounding
-errors do not add up over rounds: the exact model less the rounded one is what error feedback would remember. The grid
-is centred on the initial model, which follows from the public seed.
-
-With `rows: touched` a client asks for the rows of the item matrix that it is about to train (Niu et al., Billion-scale
-federated learning on mobile clients: a submodel design with tunable privacy, MobiCom 2020, without its private set
-union).
-
-A round's change on its way down: coded at the server, which moves its model by what clients decode.
-
-With `error_feedback` first, the server remembers what the codec left out of earlier changes, and adds it to the next.
+`CodedDownload` sends every client a rounded model, or the rows of it that the client asks for. `CodedChange` sends the
+change of a round. Neither lets errors add up over rounds: under the first the server keeps the exact model, under the
+second it moves its model by what clients decode.
 """
 
 from __future__ import annotations
@@ -58,7 +48,10 @@ _ROUNDS, _ROUND = "download/rounds", "download/round"
 class CodedDownload(Section):
     """The model, or the rows that a client asks for, in float32 or on a grid.
 
-    On a grid each value is sent as an integer next to (value - initial value) / `step`, entropy-coded.
+    On a grid each value is sent as an integer next to (value - initial value) / `step`, entropy-coded. The initial
+    model, at which the grid is centred, follows from the public seed. Clients train from the rounded model, and the
+    server adds the mean of their changes to the exact one: the exact model less the rounded one is what error feedback
+    would remember.
 
     `rounding`: with `dithered` the grid is shifted for each value and round by a number from the public seed, so that
     clients see the value plus uniform noise of variance step^2 / 12 that does not depend on it; `nearest` has less
@@ -67,10 +60,13 @@ class CodedDownload(Section):
     `history`: the server keeps the points of so many rounds, and sends a client that took part in one of them the
     change since then, in one message, if that is smaller than the model. Changes are sparse with `nearest` alone.
 
-    With `rows: touched` the list of rows is sent once, with the request, and the upload that follows leaves it out: the
-    two have the bits of an upload that names its rows and of a second header, and are counted as one. A client that
-    asked and uploads nothing is charged for its request. The server learns the rows of a client even if its upload is
-    lost.
+    With `rows: touched` a client asks for the rows of the item matrix that it is about to train. The list of rows is
+    sent once, with the request, and the upload that follows leaves it out: the two have the bits of an upload that
+    names its rows and of a second header, and are counted as one. A client that asked and uploads nothing is charged
+    for its request. The server learns the rows of a client even if its upload is lost.
+
+    Reference: Niu et al., Billion-scale federated learning on mobile clients: a submodel design with tunable privacy,
+    MobiCom 2020, for `rows: touched`, without its private set union.
     """
 
     step: float | None = Field(
@@ -287,7 +283,11 @@ _SENT, _KEY = "sent", "downlink_key"
 
 @dataclass(frozen=True)
 class CodedChange:
-    """Optional codec for the server's updates."""
+    """An optional codec for the server's updates: a round's change is coded once, for all clients.
+
+    The server moves its model by what clients decode. With `error_feedback` first, it remembers what the codec left out
+    of earlier changes, and adds it to the next.
+    """
 
     stages: tuple[Stage, ...]
 

@@ -1,17 +1,6 @@
-"""Fair averaging: q-FFL and AFL, whose clients send their loss with their change.
+"""Fair averaging: q-FFL and AFL, whose clients send their loss at the server's model with their change.
 
-q-FFL: clients with larger losses have larger weights, so that accuracies are more even across clients.
-
-Reference: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020 (arXiv:1905.10497), Algorithms 1
-(q-FedSGD) and 2 (q-FedAvg). Letters: x the server's model, y_u client u's, F_u its mean loss at x, L a bound on the
-Lipschitz constant of the gradients.
-
-AFL: the mixture of the clients' losses that is worst for the model is minimised.
-
-Reference: Mohri et al., Agnostic Federated Learning, ICML 2019 (arXiv:1902.00146), Stochastic-AFL. Letters: x the
-server's model, y_u client u's, F_u its mean loss at x, lambda_u its share of the mixture.
-
-Averaging whose clients send their loss at the server's model with their change.
+Letters: x the server's model, y_u client u's after its local steps, F_u client u's mean loss at x.
 """
 
 from __future__ import annotations
@@ -36,7 +25,7 @@ _LOSS = "loss"
 
 
 class LossReporting(Averaging):
-    """Clients compute their mean loss over their training set before they train, and send it: 32 bits, or 64."""
+    """Averaging whose clients send their mean loss over their training set, before they train: 32 or 64 bits."""
 
     aggregator: None = Field(None, description="none: losses weight the changes")
 
@@ -76,13 +65,17 @@ _TINY_LOSS = 1e-10  # as in the authors' code: a loss of 0 has a power for q < 1
 class QFFL(LossReporting):
     """Clients with larger losses have larger weights, so that accuracies are more even: q-FedSGD and q-FedAvg.
 
-    x += server_learning_rate * sum F_u^q (y_u - x) / sum (F_u^q + q F_u^(q-1) L |y_u - x|^2), L = 1 / learning rate.
+    x += server_learning_rate * sum F_u^q (y_u - x) / sum (F_u^q + q F_u^(q-1) L |y_u - x|^2), L = 1 / learning rate,
+    which bounds the Lipschitz constant of the gradients.
 
     This is q-FedAvg, and q-FedSGD with `training.batch_size: all` and one epoch; q = 0 is FedAvg with equal weights.
     A client sends its loss F_u at x, over its training set and before it trains, with its change: 32 bits.
 
     Differs from the paper: 1. clients are sampled as the experiment says; the paper samples them by their share of the
     examples (`weights: examples` multiplies by that share instead).
+
+    Reference: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020 (arXiv:1905.10497), Algorithms 1
+    (q-FedSGD) and 2 (q-FedAvg).
     """
 
     kind: Literal["qffl"] = "qffl"
@@ -120,7 +113,9 @@ _CLIENTS, _LOSSES = "clients", "losses"
 
 
 class AFL(LossReporting):
-    """The loss of the worst mixture of the clients is minimised.
+    """The loss of the mixture of the clients that is worst for the model is minimised.
+
+    lambda_u is client u's share of the mixture.
 
     x += server_learning_rate * sum lambda_u (y_u - x) / sum lambda_u; lambda moves up the clients' losses.
 
@@ -131,6 +126,8 @@ class AFL(LossReporting):
     Differs from the paper: 1. a client may take several local steps; the paper's sends one stochastic gradient. 2. all
     clients take part in the paper's rounds; here lambda moves for those that delivered, and the sum is divided by
     theirs. 3. the last model is returned and not the mean over the rounds.
+
+    Reference: Mohri et al., Agnostic Federated Learning, ICML 2019 (arXiv:1902.00146), Stochastic-AFL.
     """
 
     kind: Literal["afl"] = "afl"
@@ -161,11 +158,11 @@ class AFL(LossReporting):
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step along the mixture's mean change, and the next lambda."""
-        each, moved = EACH.of(total), super().step(server, broadcast, total, task, round_index)
-        if not len(each[_CLIENTS]):
+        reports, moved = EACH.of(total), super().step(server, broadcast, total, task, round_index)
+        if not len(reports[_CLIENTS]):
             return moved
         mixture = np.array(server[_MIXTURE])
-        mixture[each[_CLIENTS]] += self.mixture_learning_rate * each[_LOSSES]
+        mixture[reports[_CLIENTS]] += self.mixture_learning_rate * reports[_LOSSES]
         return {**moved, _MIXTURE: on_simplex(mixture)}
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:

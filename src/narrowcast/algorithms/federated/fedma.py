@@ -2,8 +2,6 @@
 
 Reference: Wang, Yurochkin, Sun, Papailiopoulos and Khazaeni, Federated Learning with Matched Averaging, ICLR 2020
 (arXiv:2002.06440), Algorithm 1 and section 2.3, and its code.
-
-The arrays of FedMA's server and clients between rounds, and the networks that clients train in each.
 """
 
 from __future__ import annotations
@@ -25,10 +23,7 @@ from narrowcast.algorithms.federated.submodel import class_counts_of
 from narrowcast.algorithms.federated.unit_matching import HeadWeights, Matching, joined_head
 from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.hidden_units import (
-    HiddenUnits,
-    check_all_trained,
-)
+from narrowcast.platform.models.hidden_units import HiddenUnits, check_all_trained
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates, PrefixedArrays
 
@@ -261,13 +256,13 @@ class FedMA(ClientPass):
         """Match the layer, or average the last one; the layer is asked for again if no client delivered it."""
         del broadcast
         order = np.argsort(total[EACH.name(CLIENTS)])
-        each = {name: values[order] for name, values in EACH.of(total).items()}
-        clients, examples, progress = each[CLIENTS], each[EXAMPLES], MatchingState.of(server, self._hidden(task))
+        uploads = {name: values[order] for name, values in EACH.of(total).items()}
+        clients, examples, progress = uploads[CLIENTS], uploads[EXAMPLES], MatchingState.of(server, self._hidden(task))
         if not len(clients):
             return server
-        sent = [{name: values[index] for name, values in SENT.of(each).items()} for index in range(len(clients))]
+        sent = [{name: values[index] for name, values in SENT.of(uploads).items()} for index in range(len(clients))]
         if progress.at_head:
-            head = joined_head(progress.names, sent, examples, each.get(CLASSES))
+            head = joined_head(progress.names, sent, examples, uploads.get(CLASSES))
             model = {**progress.layers, **head}
             after = replace(progress, layer=0, passes=progress.passes + 1, layers={})
             return {**{name: model[name] for name in self.final(server)}, **after.arrays()}
@@ -317,16 +312,16 @@ class FedMA(ClientPass):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return the layer of each client, which keeps those above it."""
         progress = MatchingState.of(broadcast, self._hidden(task))
-        each = {CLIENTS: chunk.clients, EXAMPLES: task.data.examples[chunk.clients].astype(np.float64)}
-        each |= SENT.add({name: arrived.tensors[name] for name in progress.names})
+        uploads = {CLIENTS: chunk.clients, EXAMPLES: task.data.examples[chunk.clients].astype(np.float64)}
+        uploads |= SENT.add({name: arrived.tensors[name] for name in progress.names})
         if CLASSES in arrived.tensors:
-            each[CLASSES] = arrived.tensors[CLASSES].astype(np.float64)
+            uploads[CLASSES] = arrived.tensors[CLASSES].astype(np.float64)
         models = {name: chunk.state[OWN.name(name)] for name in progress.hidden.axes}
         keeps = arrived.finite & progress.takes_part(chunk.clients)
         for name, values in self._trained(progress, broadcast, chunk, task, arrived.updates).items():
             if name not in progress.names:
                 models[name] = where_client(keeps, values, models[name])
-        return Contribution(each=each, state=OWN.add(models))
+        return Contribution(each=uploads, state=OWN.add(models))
 
     def _trained(
         self, progress: MatchingState, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates

@@ -2,8 +2,6 @@
 
 Reference: Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, NeurIPS 2019 workshop on
 federated learning (arXiv:1910.03581), Algorithm 1, and its code.
-
-Clients with networks of their own: which client has which, and their parameters as rows of one array.
 """
 
 from __future__ import annotations
@@ -44,7 +42,10 @@ _SAMPLES_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class ClientNetworks:
-    """The networks that clients may have, in the order of the field that lists them; all have the same outputs."""
+    """The networks that clients may have, in the order of the field that lists them; all have the same outputs.
+
+    The parameters of clients with different networks are kept as rows of one array.
+    """
 
     networks: tuple[NeuralNetwork, ...]
     data: Samples

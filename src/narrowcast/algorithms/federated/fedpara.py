@@ -1,9 +1,6 @@
 """FedPara: federated averaging of the factors of a low-rank Hadamard product, in place of the weights.
 
-Reference: Hyeon-Woo et al., FedPara: Low-rank Hadamard Product for Communication-Efficient Federated Learning,
-ICLR 2022 (arXiv:2108.06098).
-
-Weights as the Hadamard product of two low-rank ones, whose rank reaches the square of theirs.
+A weight is the Hadamard product of two low-rank ones, whose rank reaches the square of theirs.
 
 Reference: Hyeon-Woo et al., FedPara: Low-rank Hadamard Product for Communication-Efficient Federated Learning,
 ICLR 2022 (arXiv:2108.06098). Letters: a weight W [m, n], or [m, n, K...] of a convolution with kernel K; inner rank r;

@@ -5,8 +5,6 @@ References: Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv:2010.01264): `pref
 Requirements, 2018 (arXiv:1812.07210), Federated Dropout: `random`; Yuan et al., Distributed Learning of Neural Networks
 using Independent Subnet Training, VLDB 2022 (arXiv:1910.02120), IST: `disjoint`. Letters: x the server's model, y_u
 client u's slice after its local steps, w_u its weight.
-
-The clients of a chunk that train one slice of the model, and the terms of their local steps.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ from narrowcast.platform.types import (
 
 @dataclass(frozen=True)
 class SlicePart:
-    """The clients at `positions` of a chunk, which train the same units.
+    """The clients at `positions` of a chunk, which train the same units, and the terms of their local steps.
 
     `labels` [outputs] are those that they have samples of, None if all outputs are trained.
     """

@@ -1,12 +1,11 @@
 """Matching of hidden units across clients: MAP estimates of a Beta-Bernoulli process by Hungarian assignments.
 
+`match_units` works on rows, one for each unit; `LayerRows` makes the rows of a hidden layer and tensors of them again;
+`Matching` joins the hidden layers that clients sent, unit by unit, and `joined_head` the last layer, class by class.
+
 References: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks (PFNM), ICML 2019
 (arXiv:1905.12022); Wang et al., Federated Learning with Matched Averaging (FedMA), ICLR 2020 (arXiv:2002.06440), and
 its code. Letters: J clients, client j has L_j units, G global units so far, D weights of a unit.
-
-Joining the layers that clients sent: hidden layers unit by unit, the last layer class by class.
-
-The parameters of one hidden layer as a row for each of its units, and as tensors again.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class _Growing:
         """Match a client's units [L_j, D]."""
         units, before = best_assignment(self.gains(rows)), len(self.owners)
         new = np.flatnonzero(units >= before)
-        # Gains of new units fall with their place and never with the unit, so that theirs are the first places.
+        # Gains of new units fall with their position and never with the unit, so that theirs are the first positions.
         units[new] = before + np.arange(len(new))
         self.sums = np.concatenate([self.sums, np.zeros((len(new), rows.shape[1]))])
         self.owners = np.concatenate([self.owners, np.zeros(len(new), dtype=np.int64)])
@@ -209,8 +208,8 @@ class LayerRows:
         """Return the mean of the weights between units, each client's at its units' indices among the global ones.
 
         `owners` [G] are the clients that have each global unit. Their sum of what a unit reads is divided by them, with
-        zeros where one of them lacks the unit that is read, as a unit's row is: so a unit that clients have in several
-        places is read as often as it is there.
+        zeros where one of them lacks the unit that is read, as a unit's row is: so a unit that clients have at several
+        positions is read as often as it is there.
         """
         counts = [*self.hidden.counts]
         counts[self.layer] = len(owners)

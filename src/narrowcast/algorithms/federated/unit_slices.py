@@ -1,10 +1,8 @@
-"""The hidden units that each client trains; they follow from public seeds and the model, so that no index is sent.
+"""Slices of a network's hidden units: the width of a client's slice, what it costs to train, and which units it has.
+
+The units follow from public seeds and the model, so that no index is sent.
 
 Letters: n the units of a layer, k those of a slice, t the round.
-
-The width of each client's slice of a network, and what a slice of each width costs to train.
-
-The results of the parts of a chunk that were trained apart, joined in the order of the chunk's clients.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ def unit_counts(widths: Sequence[float], n_units: Sequence[int], layers: Sequenc
 
 
 def drawn_widths(n_widths: int, clients: IntArray, seed: int, round_index: int) -> IntArray:
-    """Return a place of 0..n_widths-1 for each client, [C], drawn from the public seed in each round."""
+    """Return an index of 0..n_widths-1 for each client, [C], drawn from the public seed in each round."""
     keys = stream_keys(seed, "width", round_index, clients)
     return uniform_below(keys, np.zeros(len(clients), dtype=np.int64), np.full(len(clients), n_widths))
 
@@ -200,7 +198,10 @@ def _stratified(squares: FloatArray, n_strata: int, draw: np.random.Generator) -
 
 
 def joined_updates(positions: Sequence[IntArray], parts: Sequence[LocalUpdates]) -> LocalUpdates:
-    """Return what all models have in common: loss, examples and steps, from parts at `positions` of the chunk."""
+    """Return loss, examples and steps of parts that were trained apart, in the order of the chunk's clients.
+
+    `positions` are those of each part in the chunk.
+    """
     order = np.argsort(np.concatenate(positions))
 
     def joined(name: str) -> np.ndarray:
@@ -210,7 +211,10 @@ def joined_updates(positions: Sequence[IntArray], parts: Sequence[LocalUpdates])
 
 
 def joined_uploads(positions: Sequence[IntArray], parts: Sequence[Uploads]) -> Uploads:
-    """Return the uploads of all parts, of codecs without state; `positions` are those of each part in the chunk."""
+    """Return the uploads of all parts in the order of the chunk's clients, of codecs without state.
+
+    `positions` are those of each part in the chunk.
+    """
     order = np.argsort(np.concatenate(positions))
 
     def joined(name: str) -> np.ndarray:

@@ -27,7 +27,7 @@ class BatchSchedule:
     Shapes:
         order: [C] indices in the chunk, in training order; all other client axes follow it.
         active: [T] clients that train at each step; step t holds batches `active[:t].sum()` onwards.
-        samples: [B, batch_size] place in the clients' concatenated samples; the total number of samples is padding.
+        samples: [B, batch_size] position in the clients' concatenated samples; the total number of samples is padding.
         valid: [B, batch_size], False for padding; sizes: [B] samples of each batch.
         steps: [C] steps of each client; first_of_last_epoch: [C] step at which its last epoch begins.
     """

@@ -1,15 +1,11 @@
-"""Local SGD of matrix factorisation for all clients of a chunk at once, on the rows they touch.
+"""Local training of matrix factorisation: SGD of all clients of a chunk on the rows that they touch.
 
 Clients of a round are independent, and in each client only the user factors and its private copies of the touched rows
 change from step to step, so one tensor program over [active clients, batch] is exact. All copies of an item in a batch
 have the same label and hence the same new row, so a plain scatter replaces the mean over duplicates.
 
-The step is that of the code released with CoLR (Nguyen et al., WWW 2024): logistic loss, the user factors move by the
-batch mean, each distinct item row of the batch by its own gradient.
-
-Local training of matrix factorisation: hyper-parameters, and dense updates for algorithms that need them.
-
-The matrix-factorisation clients of a chunk, trained with the program that `training.program` selects.
+Letters: N items, d factors, r the rank, C clients of a chunk, R the rows that they touch; q_i a row of Q, p the user
+factors, B [r, d] the basis of low-rank training.
 """
 
 from __future__ import annotations
@@ -197,6 +193,9 @@ def _last_epoch_loss(scores: list[Tensor], steps: _StepTensors, batches: ChunkBa
 class FactorisationSGD(Training, FactorisationSettings):
     """SGD on the mean logistic loss of a client's items and of sampled negatives.
 
+    The step is that of the code released with CoLR (Nguyen et al., WWW 2024): the user factors move by the batch mean,
+    each distinct item row of the batch by its own gradient.
+
     Negatives are drawn once per participation and used in all of its epochs. With `train_negatives: clean` a client
     avoids only the items it trains on. With `leaky` it also avoids its held-out items and the 99 items they are ranked
     against, and draws only items on which some user trains, as the code released with CoLR does (Nguyen et al., WWW
@@ -275,7 +274,7 @@ class FactorisationSGD(Training, FactorisationSettings):
 
 @dataclass(frozen=True)
 class RowCohort:
-    """A chunk's clients with the samples that they draw in this round.
+    """A chunk's clients with the samples that they draw in this round, trained by the program of `training.program`.
 
     Arrays of clients [C] are in the order of the chunk; training results are in that of `samples.order`, and
     `positions` maps them back. A client's rows are `rows(index)` of the R rows that the chunk's clients touch.

@@ -1,22 +1,13 @@
-"""Compiled kernels of matrix factorisation: the local steps of a client, and the sum of the rows that clients send.
+"""Compiled loops of matrix factorisation: the local steps of a client, and the sum of the rows that clients send.
 
-Local SGD of matrix factorisation in compiled loops, client by client.
-
-The steps are those of `train_rows` and `train_low_rank`. A client's rows, samples and shuffles stay in the processor's
-cache for its whole participation. Each distinct row of a batch is read and written once, and its gradient counts as
-often as the row occurs: all copies have the same label, hence the same gradient. Clients share nothing, so results do
-not depend on the number of threads.
-
-Compiled steps of one client: the effect of a batch on the item rows and on the user factors.
+The steps are those of `factorisation.train_rows` and `train_low_rank`, client by client: a client's rows, samples and
+shuffles stay in the processor's cache for its whole participation. Each distinct row of a batch is read and written
+once, and its gradient counts as often as the row occurs: all copies have the same label, hence the same gradient.
+Clients share nothing, so results do not depend on the number of threads.
 
 A work row is (q_i, A_i, B q_i), or q_i alone if whole rows are trained; `vector` is (p, B p), so that the score of a
-row, q_i.p + A_i.Bp, is one inner product.
-
-The logistic function and loss in float32, written so that compiled loops over a block become vector code.
-
-Weighted sum of the rows that the clients of a chunk send, added in client order by compiled loops.
-
-The subspace in which CoLR and SCoLR train the change of the item factors.
+row, q_i.p + A_i.Bp, is one inner product. The logistic function and its loss are in float32, written so that compiled
+loops over a block become vector code.
 """
 
 from __future__ import annotations
@@ -297,6 +288,8 @@ def sum_rows(
 ) -> tuple[NDArray[Any], FloatArray]:
     """Return the weighted sum of the delivered clients' row changes [N, k] and the number of clients of each row [N].
 
+    Clients are added in their order.
+
     Shapes: rows [R], without repeats inside a client, whose rows are `row_starts[c]:row_starts[c + 1]`; changes [R, k];
     weights, delivered [C].
     """
@@ -342,7 +335,9 @@ def add_rows(rows: IntArray, changes: Floats, weight: np.float32, total: Floats,
 
 @dataclass(frozen=True)
 class Subspace:
-    """The basis B of an update A B and the components of A that each client trains.
+    """The subspace in which CoLR and SCoLR train the change A B of the item factors.
+
+    It is the basis B, and the components of A that each client trains.
 
     Shapes: basis [r, d], r = 0 where whole rows are trained; components [C, r], with the clients in the order of the
     samples or batches they are trained on.

@@ -1,13 +1,6 @@
-"""Gradients of a network with parameters of its own for every client.
+"""Gradients of a network with parameters of its own for every client, and the placement of tensors on a device.
 
-Batched forward pass of a torch module in which every client has its own parameters.
-
-Gradients of a chain of layers with parameters of its own for every client, in closed form.
-
-No graph is recorded. Products are laid out as the parameters are, which torch's autograd does not do for a weight: its
-gradient is a transposed view there, whose product and whose step take two to four times as long.
-
-Placement of tensors on a device during local training.
+Letters: a clients, b samples of each, K outputs.
 """
 
 from __future__ import annotations
@@ -127,7 +120,9 @@ _ELEMENTWISE_GRADIENTS: Mapping[
 def chain_gradient(module: nn.Module, loss: Loss = _CROSS_ENTROPY) -> ChainGradient | None:
     """Return the gradient of a chain of linear layers, ReLU, tanh and the logistic function; None for other modules.
 
-    The layers of the module must not change afterwards.
+    It is in closed form, and no graph is recorded. Products are laid out as the parameters are, which torch's autograd
+    does not do for a weight: its gradient is a transposed view there, whose product and whose step take two to four
+    times as long. The layers of the module must not change afterwards.
     """
     if not gains_from_batching(module):
         return None

@@ -1,13 +1,10 @@
-"""Compiled steps on the observed entries of partly and of completely observed columns.
+"""Steps of a partly observed matrix: compiled loops over entries, and matrix products for complete columns.
 
-Compiled loops over the observed entries of a chunk's clients.
+The compiled loops are over the observed entries of a chunk's clients. An entry x of row i and column j has the residual
+w_i . h_j - x; the entries of a column are contiguous. Shapes: columns H [C, n, K], overwritten by steps.
 
-An entry x of row i and column j has the residual w_i . h_j - x; the entries of a column are contiguous. Shapes: columns
-H [C, n, K], overwritten by steps.
-
-The steps of `entry_steps` on clients whose columns are observed in every row, by products of matrices.
-
-Shapes: X [n, N], the client's columns as rows; W row_factors [N, K]; H [n, K].
+`descend_columns` and `descend_rows` take the same steps on one client whose columns are observed in every row. Shapes:
+X [n, N], the client's columns as rows; W [N, K]; H [n, K].
 """
 
 from __future__ import annotations

@@ -1,20 +1,10 @@
-"""Local training on ratings with their values: alternating gradient steps, and SGD rating by rating.
+"""Local training on a partly observed matrix: alternating gradient steps, and SGD rating by rating.
 
-Alternating gradient steps on the factors of a partly observed matrix: first on a client's H, then on its copy of W.
+The matrix is W H: the clients' changes of W [N, K] are sent by row, and each client keeps its H. A chunk is one call of
+the loops of `rating_kernels` over observed entries.
 
-Reference: Wang, Suwandi and Chang, Demystifying Model Averaging for Communication-Efficient Federated Matrix
-Factorization, ICASSP 2021, Algorithm 1. Letters: s the round, F_p client p's squared error, L its Lipschitz constants.
-
-Local steps rating by rating: SGD on a user's factors, and the gradients of the items that it rated.
-
-Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020 (arXiv:1906.05108), and the
-released code.
-
-The common part of trainings of factors: a chunk is one call of compiled loops over observed entries.
-
-A chunk's entries as the compiled loops take them, and dense updates of a training of factors.
-
-The result of a chunk's local training of a partly observed matrix: changes of W by row, and the clients' H.
+Letters: s the round, F_p client p's squared error, C clients of a chunk, n columns of a client, R rows that the clients
+change.
 """
 
 from __future__ import annotations
@@ -51,7 +41,7 @@ Factors = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class FactorUpdates:
-    """Changes of W for clients that move it, in the rows of their training entries, and the new H of all clients.
+    """The result of a chunk: changes of W for clients that move it, in the rows of their entries, and the new H of all.
 
     Shapes: row_starts [C + 1], of each client's rows; rows [R] and changes [R, K]; columns [C, n, K], the new H;
     loss [C], the mean squared error of the training entries before W moves; examples, steps and finite [C].
@@ -98,7 +88,7 @@ def only_masked_factorisation(kind: str, task: Task) -> None:
 
 @dataclass(frozen=True)
 class FactorChunk:
-    """A chunk's entries, and the rows of W that its clients change: those of the clients that move W.
+    """A chunk's entries as the compiled loops take them, and the rows of W of the clients that move W.
 
     Shapes: change_starts [C + 1]; change_rows [R].
     """
@@ -129,7 +119,7 @@ class FactorChunk:
         return cls(entries, np.concatenate([[0], np.cumsum(changing)]), held.items[rows])
 
     def complete_columns(self, index: int) -> Factors:
-        """Return the columns of the client at a place, as rows [n, N], of a matrix without missing entries."""
+        """Return the columns of one client of the chunk, as rows [n, N], of a matrix without missing entries."""
         first, last = self.entries.starts[self.entries.clients[index] :][:2].tolist()
         return self.entries.values[first:last].reshape(-1, len(self.entries.row_factors))
 
@@ -201,6 +191,9 @@ class AlternatingGradient(FactorTraining):
     Differs from the paper: 1. the error is that of observed entries, and has a weight decay. 2. d is each client's own;
     the paper's is common to all clients, which would have to send their constants first. 3. F_p is not divided by the
     number of its columns, which cancels in steps of these sizes.
+
+    Reference: Wang, Suwandi and Chang, Demystifying Model Averaging for Communication-Efficient Federated Matrix
+    Factorization, ICASSP 2021, Algorithm 1.
     """
 
     kind: Literal["alternating_gradient"] = "alternating_gradient"
@@ -209,7 +202,6 @@ class AlternatingGradient(FactorTraining):
     gamma1: float = Field(2.0, gt=1, allow_inf_nan=False, description="divisor of the steps on H; 2: 1 / L_H")
     gamma2: float = Field(1.0, gt=0.5, allow_inf_nan=False, description="divisor of the steps on W; 1: 1 / L_W")
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="coefficient of the squares of factors")
-
     crossing: float = Field(
         0.0,
         ge=0,
@@ -240,39 +232,49 @@ class AlternatingGradient(FactorTraining):
         """Train H of all clients of a chunk, and W for those that `moves` names, [C]."""
         model = task.model
         assert isinstance(model, MaskedFactorisation)
-        here = FactorChunk.of(row_factors, chunk, task, moves)
+        factor_chunk = FactorChunk.of(row_factors, chunk, task, moves)
         columns = np.array(chunk.state[COLUMN_FACTORS], dtype=row_factors.dtype)
-        steps, changes = self.w_steps_in(chunk.round_index), here.no_changes()
+        steps, changes = self.w_steps_in(chunk.round_index), factor_chunk.no_changes()
         loss, heaviest = np.empty(len(chunk.clients)), np.empty(len(chunk.clients))
         move = self._move_by_products if task.data.is_complete else self._move_columns
         with np.errstate(over="ignore", invalid="ignore"):  # a client that diverges is found by `finite_updates`
-            columns = move(here, columns, task, model.h_set, loss, heaviest)
+            columns = move(factor_chunk, columns, task, model.h_set, loss, heaviest)
             grams = np.einsum("cja,cjb->cab", columns, columns)
             constants = np.minimum(largest_eigenvalues(grams), heaviest)
             w_rates = _inverse(self.gamma2 * (constants + self.weight_decay)).astype(row_factors.dtype)
             if task.data.is_complete:
                 for index in np.flatnonzero(moves).tolist():
-                    x, span = here.complete_columns(index), slice(*here.change_starts[index : index + 2].tolist())
+                    x = factor_chunk.complete_columns(index)
+                    span = slice(*factor_chunk.change_starts[index : index + 2].tolist())
                     h, rate = columns[index, : len(x)], float(w_rates[index])
                     changes[span] = descend_rows(x, row_factors, h, rate=rate, decay=self.weight_decay, steps=steps)
             else:
-                move_rows(here.entries, columns, moves, w_rates, self.weight_decay, steps, here.change_starts, changes)
+                move_rows(
+                    factor_chunk.entries,
+                    columns,
+                    moves,
+                    w_rates,
+                    self.weight_decay,
+                    steps,
+                    factor_chunk.change_starts,
+                    changes,
+                )
         examples = task.data.examples[chunk.clients]
         passes = self.h_steps + np.where(moves, steps, 0)
         return FactorUpdates(
-            row_starts=here.change_starts,
-            rows=here.change_rows,
+            row_starts=factor_chunk.change_starts,
+            rows=factor_chunk.change_rows,
             changes=changes,
             columns=columns,
             loss=loss,
             examples=examples * passes,
             steps=np.where(examples > 0, passes, 0),
-            finite=finite_updates(here.change_starts, changes, columns, loss),
+            finite=finite_updates(factor_chunk.change_starts, changes, columns, loss),
         )
 
     def _move_columns(
         self,
-        here: FactorChunk,
+        factor_chunk: FactorChunk,
         columns: Factors,
         task: Task[RatingMatrix, AlternatingGradient],
         h_set: ConstraintSet,
@@ -280,17 +282,17 @@ class AlternatingGradient(FactorTraining):
         heaviest: FloatArray,
     ) -> Factors:
         """Return H [C, n, K] after the steps on it; write loss [C] and heaviest [C] as `measure_squares` does."""
-        rates = self._h_rates(here.entries, task)
-        held = np.arange(columns.shape[1]) < task.data.of_clients.n_columns[here.entries.clients, None]
+        rates = self._h_rates(factor_chunk.entries, task)
+        held = np.arange(columns.shape[1]) < task.data.of_clients.n_columns[factor_chunk.entries.clients, None]
         for _ in range(self.h_steps):
-            step_columns(here.entries, rates, self.weight_decay, self.crossing, columns)
+            step_columns(factor_chunk.entries, rates, self.weight_decay, self.crossing, columns)
             columns = np.where(held[..., None], h_set.project(columns), columns.dtype.type(0))
-        measure_squares(here.entries, columns, loss, heaviest)
+        measure_squares(factor_chunk.entries, columns, loss, heaviest)
         return columns
 
     def _move_by_products(
         self,
-        here: FactorChunk,
+        factor_chunk: FactorChunk,
         columns: Factors,
         task: Task[RatingMatrix, AlternatingGradient],
         h_set: ConstraintSet,
@@ -298,9 +300,9 @@ class AlternatingGradient(FactorTraining):
         heaviest: FloatArray,
     ) -> Factors:
         """Do as `_move_columns` for clients whose columns are observed in every row."""
-        w, rates = here.entries.row_factors, self._h_rates(here.entries, task)
+        w, rates = factor_chunk.entries.row_factors, self._h_rates(factor_chunk.entries, task)
         for index, rate in enumerate(rates.tolist()):
-            x = here.complete_columns(index)
+            x = factor_chunk.complete_columns(index)
             h = columns[index, : len(x)]
             terms = {"decay": self.weight_decay, "crossing": self.crossing}
             h[...] = descend_columns(x, w, h, rate=rate, steps=self.h_steps, h_set=h_set, **terms)
@@ -342,6 +344,9 @@ class RatingSGD(FactorTraining):
     stays that of the server. h_j is not projected.
 
     Differs from the paper: 1. as in the released code, the gradient of w_i has the new h_j.
+
+    Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020 (arXiv:1906.05108), and
+    the released code.
     """
 
     kind: Literal["rating_sgd"] = "rating_sgd"
@@ -365,19 +370,21 @@ class RatingSGD(FactorTraining):
         self, row_factors: Factors, chunk: Chunk, task: Task[RatingMatrix, RatingSGD], moves: BoolArray
     ) -> FactorUpdates:
         """Train H of all clients of a chunk, and return the steps of W of those that `moves` names, [C]."""
-        here = FactorChunk.of(row_factors, chunk, task, moves)
+        factor_chunk = FactorChunk.of(row_factors, chunk, task, moves)
         columns = np.array(chunk.state[COLUMN_FACTORS], dtype=row_factors.dtype)
-        loss, changes = np.empty(len(chunk.clients)), here.no_changes()
+        loss, changes = np.empty(len(chunk.clients)), factor_chunk.no_changes()
         descend_entry_by_entry(
-            here.entries,
+            factor_chunk.entries,
             self.learning_rate,
             self.weight_decay,
             columns,
             loss,
             moves,
-            here.change_starts,
+            factor_chunk.change_starts,
             changes,
         )
         examples = task.data.examples[chunk.clients]
-        finite = finite_updates(here.change_starts, changes, columns, loss)
-        return FactorUpdates(here.change_starts, here.change_rows, changes, columns, loss, examples, examples, finite)
+        finite = finite_updates(factor_chunk.change_starts, changes, columns, loss)
+        return FactorUpdates(
+            factor_chunk.change_starts, factor_chunk.change_rows, changes, columns, loss, examples, examples, finite
+        )

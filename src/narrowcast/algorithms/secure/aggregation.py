@@ -1,10 +1,7 @@
-"""Secure aggregation around the training of a round: an algorithm whose server learns the sum of its clients alone.
+"""Secure aggregation: an algorithm whose server learns the sum of its clients' updates and no single one.
 
-Secure aggregation: an algorithm whose server learns the sum of its clients' updates and no single one.
-
-The plain algorithm's result of each client of a chunk, still trained as one program if the algorithm allows it.
-
-A client's upload under secure aggregation: rounded to integers, protected, signed, counted, checked on arrival.
+`SecureAggregation` wraps the training of a round: each client's result is computed as by the plain algorithm, rounded
+to integers, protected, signed, counted, and checked on arrival.
 """
 
 from __future__ import annotations
@@ -42,22 +39,22 @@ from narrowcast.platform.types import (
     PayloadError,
 )
 
+logger = logging.getLogger(__name__)
+
 
 def train_each(algorithm: Algorithm, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
     """Return the plain result of each client alone, in the order of the chunk.
 
-    Budgets, losses and keys concern the protected upload: the plain algorithm sees none of them.
+    The clients are still trained as one program if the algorithm allows it. Budgets, losses and keys concern the
+    protected upload: the plain algorithm sees none of them.
     """
     chunk = replace(chunk, budget_bits=None, lost=None, relayed=None, secrets={})
-    places = np.arange(len(chunk.clients))[:, None]
+    positions = np.arange(len(chunk.clients))[:, None]
     if (calls := algorithm.local_calls(broadcast, chunk, task)) is None:
-        return [algorithm.train(broadcast, chunk.take(place), task) for place in places]
+        return [algorithm.train(broadcast, chunk.take(position), task) for position in positions]
     (call,) = calls
     updates = task.training.train(call.server, chunk, task, call.terms)
-    return [algorithm.send(broadcast, chunk.take(place), task, [updates.take(place)]) for place in places]
-
-
-logger = logging.getLogger(__name__)
+    return [algorithm.send(broadcast, chunk.take(position), task, [updates.take(position)]) for position in positions]
 
 
 def masked(integers: Integers, mask: RingElements | None) -> Integers:
@@ -77,7 +74,7 @@ class UploadProtector:
     inbox: Inbox
 
     def send(self, result: ChunkResult, index: int) -> ClientLedger:
-        """Send the result of the client at this place of the chunk; lost and refused uploads count their bits.
+        """Send the result of the client at this position of the chunk; lost and refused uploads count their bits.
 
         A client that does not take part sends nothing. A client that stopped answering before its upload, or whose
         training did not stay finite, is counted like one whose upload was lost.
@@ -94,7 +91,7 @@ class UploadProtector:
         return replace(ledger, uplink_bits=bits, delivered=np.array([delivered]))
 
     def values_cut(self, result: ChunkResult, index: int) -> tuple[int, int]:
-        """Return how many values of the client at this place are cut at the clip, and how many it sends.
+        """Return how many values of the client at this position are cut at the clip, and how many it sends.
 
         The server does not see this: it is for the simulation's record.
         """

@@ -153,9 +153,9 @@ class AnsweredRounds:
             return
         try:
             stat = self._path.stat()
-            same = stat.st_size == self._size
-            if same and stat.st_ino != self._inode:  # put back, or not looked at before
-                same = hashlib.sha256(self._path.read_bytes()).digest() == self._written.digest()
+            unchanged = stat.st_size == self._size
+            if unchanged and stat.st_ino != self._inode:  # put back, or not looked at before
+                unchanged = hashlib.sha256(self._path.read_bytes()).digest() == self._written.digest()
         except FileNotFoundError:
             if not self._size:
                 return
@@ -163,7 +163,7 @@ class AnsweredRounds:
         except OSError as error:
             raise UserError(_unusable(self._path, error)) from error
         else:
-            if same:
+            if unchanged:
                 self._inode = stat.st_ino
                 return
             changed = f"was changed ({self._size:,} bytes were written, {stat.st_size:,} are there)"

@@ -1,17 +1,16 @@
-"""CKKS for sums: one prime, no keys for products, exact integers.
+"""The scheme `ckks`: updates as ciphertexts under one key that the clients share, whose sum is exact.
+
+CKKS is used for sums alone: one prime, no keys for products. A ciphertext is two polynomials of `ring` residues modulo
+one prime q and has ring / 2 slots; `SlotPlan` packs several integers into a slot.
 
 Reference: Cheon, Kim, Kim and Song, Homomorphic Encryption for Arithmetic of Approximate Numbers, ASIACRYPT 2017; uses
-TenSEAL on Microsoft SEAL. A ciphertext is two polynomials of `ring` residues modulo one prime q and has ring / 2 slots.
+TenSEAL on Microsoft SEAL.
 
 Differs from the paper: 1. slots carry integers times 2^scale_bits, with the scale above the noise of the whole sum, so
 that rounding gives the exact sum for any keys and noise; approximate results, which can reveal the key (Li and
 Micciancio, EUROCRYPT 2021), do not leave the key holder. 2. ciphertexts are sent as bare residues: their length is
 known beforehand and every residue is checked, so that SEAL never reads bytes that came over a wire. The server adds
 residues modulo q, which gives the sum of the ciphertexts.
-
-The scheme `ckks`: updates as ciphertexts under one key that the clients share.
-
-Packing of several integers into one slot of a ciphertext: as many values as fit, and counts in the bits above.
 """
 
 from __future__ import annotations
@@ -247,7 +246,7 @@ class SlotPlan:
 
 
 def _joined(integers: Integers, per_slot: int, bits: int, slots: int) -> Integers:
-    """Return the sum of integer << (bits * place) over the digits of each slot, signed carries included, [slots]."""
+    """Return the sum of integer << (bits * position) over the digits of each slot, signed carries included, [slots]."""
     digits = np.zeros(slots * per_slot, dtype=np.int64)
     digits[: len(integers)] = integers
     shifts = np.arange(per_slot, dtype=np.int64) * bits

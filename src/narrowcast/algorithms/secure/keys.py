@@ -1,14 +1,8 @@
-"""Keys: derived, agreed on by pairs, shared as secrets, and kept in files.
+"""Keys of clients: shared as secrets, derived and agreed on by pairs (X25519, HKDF-SHA256), and kept in files.
 
-Keys that are derived from secrets, and keys that pairs of clients agree on (X25519, HKDF-SHA256).
-
-Shamir's secret sharing of 32-byte secrets over a prime field.
-
-Reference: Shamir, How to Share a Secret, CACM 1979. Implemented here because a round of 60 clients makes 7,200 shares,
-and PyCryptodome's, which shares 16 bytes in a field of characteristic 2 in pure Python, is some hundred times slower
-than integers modulo a prime.
-
-Keys that clients make offline and keep: one file that only its owner may read.
+Secrets of 32 bytes are shared over a prime field (Shamir, How to Share a Secret, CACM 1979). This is implemented here
+because a round of 60 clients makes 7,200 shares, and PyCryptodome's, which shares 16 bytes in a field of characteristic
+2 in pure Python, is some hundred times slower than integers modulo a prime.
 """
 
 from __future__ import annotations
@@ -172,7 +166,10 @@ _MOST_SHOWN = 200  # characters of a file's parameters
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """The clients' private keys: the root of their signing keys, and for encryption the secret key."""
+    """The clients' private keys: the root of their signing keys, and for encryption the secret key.
+
+    Clients make them offline and keep them in one file that only its owner may read.
+    """
 
     root: bytes
     context: bytes
@@ -240,10 +237,10 @@ def read_key_files(folder: Path, scheme: Protection) -> ClientKeys:
 
 
 def _check_modes(path: Path) -> None:
-    for checked, forbidden, what in ((path, 0o077, "read"), (path.parent, 0o022, "replace")):
+    for checked, forbidden, action in ((path, 0o077, "read"), (path.parent, 0o022, "replace")):
         if (mode := checked.stat().st_mode) & forbidden:
             right = "600" if checked is path else "700"
-            raise UserError(f"others may {what} the keys: {checked} has mode {mode & 0o777:o}; chmod {right} it")
+            raise UserError(f"others may {action} the keys: {checked} has mode {mode & 0o777:o}; chmod {right} it")
 
 
 def _sha256(keys: ClientKeys) -> str:

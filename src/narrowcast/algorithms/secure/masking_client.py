@@ -1,4 +1,6 @@
-"""One client's side of a round of secure aggregation with pairwise masks.
+"""Secure aggregation with pairwise masks: one client's side of a round, and the two steps in which keys are agreed.
+
+`MaskingClient` is the client; `agree_on_keys` passes the messages of the first two steps between server and clients.
 
 Reference: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, Figure 4:
 0. *advertise keys*: every client sends two public keys. 1. *share keys*: it secret-shares the private key of its
@@ -17,8 +19,6 @@ client itself reveals the seeds of its groups that may be opened. 5. what is sig
 clients, and the model that the signer was sent. 6. the first t - 1 clients, where t are needed, are sent no shares:
 sender and recipient derive them from their agreed key, and the shares of the others follow from these and the secret.
 Primitives are those of `cryptography`: X25519, Ed25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter mode.
-
-The first steps of a round with masks, *advertise keys* and *share keys*: messages between the server and clients.
 """
 
 from __future__ import annotations
@@ -295,10 +295,10 @@ def agree_on_keys(
     signing_keys: Mapping[int, bytes],
     stop: Mapping[int, int],
 ) -> tuple[dict[int, MaskingClient], dict[int, bytes]]:
-    """Run both steps for all participants; return the clients that shared their keys, and what they advertised.
+    """Run the steps *advertise keys* and *share keys* for all participants.
 
-    Nobody is returned if too few clients answer. A client whose message the server refuses counts as one that did not
-    answer.
+    Return the clients that shared their keys, and what they advertised; nobody if too few clients answer. A
+    client whose message the server refuses counts as one that did not answer.
     """
     agreements = KeyAgreements()
     clients = {

@@ -1,7 +1,4 @@
-"""Masks: pseudorandom ring elements that seeds expand to (AES-256 in counter mode).
-
-The groups of a round whose sum may be opened: one public rule, which the server and every client evaluate.
-"""
+"""Masks: the groups of a round whose sum may be opened, and the ring elements that seeds expand to (AES-256-CTR)."""
 
 from __future__ import annotations
 
@@ -25,6 +22,8 @@ from narrowcast.platform.types import BoolArray
 @dataclass(frozen=True)
 class OpenableGroups:
     """The groups that the participants, n clients, were told to send, `sends` [n, groups], and the senders a sum needs.
+
+    It is one public rule, which the server and every client evaluate.
 
     The sum of a group is opened if at least `least_senders` of the survivors sent the group. A round has at least
     `threshold` survivors; a group is at risk if fewer than `least_senders` of its senders may be among them.

@@ -1,6 +1,6 @@
 """Messages of a round besides the broadcast, and their sizes: updates, keys, shares, the sum to open.
 
-Signed envelopes: every message of a client, checked by its receiver before its content is used.
+Every message of a client is a signed envelope, which its receiver checks before the content is used.
 """
 
 from __future__ import annotations
@@ -271,14 +271,14 @@ class Messages:
         """
         if isinstance(self.scheme, Masked):
             lists = self.survivors(0), *(self.ranks(0),) * sends_ranks
-            same = RUN_BYTES + self.cohort * self.advertised_keys(0).size_bytes(_ONE_GROUP)
-            same += sum(message.size_bytes(_ONE_GROUP) for message in lists)
+            common = RUN_BYTES + self.cohort * self.advertised_keys(0).size_bytes(_ONE_GROUP)
+            common += sum(message.size_bytes(_ONE_GROUP) for message in lists)
             if self.active:
                 signatures = self.scheme.survivors_needed(self.cohort)
-                same += signatures * self.survivors_seen(0, b"").size_bytes(_ONE_GROUP)
-            same += self.shares(0, 0, 0).size_bytes(_ONE_GROUP) + self._list_bytes  # the clients that shared keys
+                common += signatures * self.survivors_seen(0, b"").size_bytes(_ONE_GROUP)
+            common += self.shares(0, 0, 0).size_bytes(_ONE_GROUP) + self._list_bytes  # the clients that shared keys
             of_each = sealed_bytes(at_risk)
-            return np.asarray(8 * (same + (of_each.sum() - of_each) * ~self._deriving)), 0
+            return np.asarray(8 * (common + (of_each.sum() - of_each) * ~self._deriving)), 0
         if isinstance(self.scheme, Encryption):
             every_group = np.ones(len(self.layout.groups), dtype=bool)
             return np.full(len(at_risk), 8 * RUN_BYTES), 8 * self.update(0, PublicKey()).size_bytes(every_group)

@@ -1,9 +1,9 @@
-"""Paillier encryption, one ciphertext a value: the scheme that the CoLR paper uses for Top-K, to compare CKKS with.
+"""The scheme `paillier`: updates as Paillier ciphertexts, many values in each, under one key that the clients share.
+
+Paillier encryption with one ciphertext a value is what the CoLR paper uses for Top-K; it is here to compare CKKS with.
 
 Reference: Paillier, Public-Key Cryptosystems Based on Composite Degree Residuosity Classes, EUROCRYPT 1999; uses
 python-paillier with gmpy2 at its default of 3,072 bits, which is 128-bit security (NIST SP 800-57).
-
-The scheme `paillier`: updates as Paillier ciphertexts, many values in each, under one key that the clients share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_BITS = 3072
 
 @dataclass(frozen=True)
 class Ciphertexts(Payload):
-    """One ciphertext a value: integers modulo n^2, all of the width of n^2 on the wire."""
+    """Ciphertexts, one a number: integers modulo n^2, all of the width of n^2 on the wire."""
 
     public: Any
     values: tuple[int, ...]
@@ -93,8 +93,6 @@ class Paillier(Encryption):
     A ciphertext carries as many values as fit, each in as many bits as its sum needs: with a key of 3,072 bits and
     sums of 34 bits, 90. The server multiplies ciphertexts, which adds up the values, and cannot decrypt. Encryption
     takes seconds where `ckks` takes milliseconds: this is the scheme of SFMF, to compare with.
-
-    Reference: Paillier, EUROCRYPT 1999; 3,072 bits are 128-bit security (NIST SP 800-57).
     """
 
     needs: ClassVar[tuple[str, ...]] = ("cryptography", "phe", "gmpy2")

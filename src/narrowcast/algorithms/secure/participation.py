@@ -1,11 +1,8 @@
-"""The clients that take part in the sum of a round and the rank of each, decided before the training from their links.
+"""Who takes part in the sum of a round: clients and ranks, the counts that release a row, and the keys of the round.
 
-The size of everything that a client sends is known beforehand, keys and shares included. Under masks it grows with the
-number of participants, so the cohort is the largest whose members can all afford their messages.
-
-The minimum count of an item: rows of the sum that too few clients touched are left out before it is released.
-
-The keys of a round as records: `RoundKeys` are public, `ClientSecrets` belong to the hosts of some clients.
+Participants and ranks are decided before the training from the clients' links. The size of everything that a client
+sends is known beforehand, keys and shares included. Under masks it grows with the number of participants, so the cohort
+is the largest whose members can all afford their messages.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ class Participation:
     """The n participants of a cohort. Shapes, all [n]: clients ascending, ranks, uplink_bits of all that each sends.
 
     `rule` has the groups that each sends: those of its rank without the ones that too few would send. Ranks are 0 for
-    updates without ranks. Under encryption the client at place `opener` also sends back the opened sum.
+    updates without ranks. Under encryption the client at index `opener` also sends back the opened sum.
     """
 
     clients: IntArray
@@ -148,7 +145,7 @@ class ParticipationPolicy:
 
 @dataclass
 class SmallCounts:
-    """Blanks the rows of a round's sums that fewer than `least` clients touched, of `rows` items.
+    """Blanks the rows of a round's sums that fewer than `least` clients touched, before the sums are released.
 
     A group with counts of its own is judged by them; other groups by the counts of the group that was opened before,
     which have to come first. With `per_item_mean` and unequal ranks these count the clients that touched the item,
@@ -209,10 +206,12 @@ class RoundKeys:
 
 @dataclass(frozen=True)
 class ClientSecrets:
-    """Private keys of the c clients of a chunk. Shapes: signing [c, 32]; own_secrets [c, 32]; pair_seeds [c, m, 32].
+    """Private keys of the c clients of a chunk, which only the hosts of these clients hold.
 
     An own secret gives the seeds of a client's own masks; pair seeds are by the m clients that are present. None
     without masks. `repr` shows none of them.
+
+    Shapes: signing [c, 32]; own_secrets [c, 32]; pair_seeds [c, m, 32].
     """
 
     signing: NDArray[Any]

@@ -1,20 +1,7 @@
-"""The kinds of an experiment's `secure` section.
+"""The schemes of an experiment's `secure` section: their base classes, and those that need no encryption.
 
-Fields and ring arithmetic that all schemes share, and the two schemes that need nothing else.
-
-Updates as fixed-point integers, so that their sum is exact in any order and under any protection.
-
-A value x becomes round(x / step) with step = clip / 2^(bits - 1), rounded stochastically without bias or to the
-nearest; values beyond the clip are cut. All clients of a run share the step, since only integers of one unit add up.
-
-A group's integers as bytes: elements of the ring that is just wide enough for the round's sum.
-
-Values and counts have widths of their own. Elements are added as 64-bit words, which wrap, and are reduced to their
-width when they are packed or opened.
-
-Bit packing of ring elements: unsigned integers modulo 2^bits, and residues of ciphertexts, at a fixed width.
-
-Libraries of the extras `he` and `paillier`, imported when they are needed.
+Updates become fixed-point integers, so that their sum is exact in any order and under any protection. On the wire and
+in masked sums an integer is an element of the ring that is just wide enough for the round's sum.
 """
 
 from __future__ import annotations
@@ -43,7 +30,12 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The integers of one client, and the width of sums over `max_clients` clients of total weight `max_weight`."""
+    """The integers of one client, and the width of sums over `max_clients` clients of total weight `max_weight`.
+
+    A value x becomes round(x / step) with step = clip / 2^(bits - 1), rounded stochastically without bias or to the
+    nearest; values beyond the clip are cut. All clients of a run share the step, since only integers of one unit add
+    up. Values and counts have widths of their own.
+    """
 
     clip: float
     bits: int
@@ -127,6 +119,8 @@ def _fill(group: MaskGroup, integers: Integers, step: float, arrays: dict[str, N
 
 
 RingElements = NDArray[np.uint64]
+"""Unsigned integers modulo 2^bits, or residues of ciphertexts. They are added as 64-bit words, which wrap, and are
+reduced to their width when they are packed or opened."""
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -194,7 +188,7 @@ def ring_bytes(group: MaskGroup, numbers: FixedPoint) -> int:
 
 
 def pack_ring(group: MaskGroup, elements: RingElements, numbers: FixedPoint) -> bytes:
-    """Pack elements [n_values + n_counts], each modulo 2 to the power of its width."""
+    """Pack elements [n_values + n_counts], values and counts, each modulo 2 to the power of its width."""
     values, counts = (part.view(np.int64) for part in np.split(elements, [group.n_values]))
     return pack_elements(to_ring(values, numbers.value_bits), numbers.value_bits) + pack_elements(
         to_ring(counts, numbers.count_bits), numbers.count_bits
@@ -391,12 +385,11 @@ class Masked(Protection):
 
 AnyScheme = Annotated[NoProtection | Protection, SECURES]
 
-
 _PAILLIER = ("phe", "gmpy2")  # an extra of their own, since phe is under the GPL
 
 
 def library(name: str, wanted_by: str) -> Any:
-    """Import the module of this name; raise a `UserError` that names the extra if it is missing."""
+    """Import a module of the extras `he` or `paillier`; raise a `UserError` that names the extra if it is missing."""
     try:
         return import_module(name)
     except ImportError as error:

@@ -1,8 +1,7 @@
-"""The server's side around a round's training: keys are agreed before it, and the sum is opened after it.
+"""The server's side of secure aggregation: keys are distributed before a round's training, and its sum is opened after.
 
-The server's side of unmasking (Bonawitz et al., CCS 2017, round 4): from revealed shares to the masks in the sum.
-
-The server's side of masked input: envelopes are checked and added on arrival; only the sums are kept.
+`Inbox` is masked input: envelopes are checked and added on arrival, and only the sums are kept. `MaskRecovery` is
+unmasking (Bonawitz et al., CCS 2017, Figure 4): from revealed shares to the masks in the sum. `SumOpener` runs both.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from narrowcast.algorithms.secure.schemes import Encryption, Integers, Masked, P
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, refusals_end_the_run
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, PayloadError, PrefixedArrays
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -168,8 +169,6 @@ def merged(
     return messages.scheme.add(np.asarray(first), np.asarray(second), public)
 
 
-logger = logging.getLogger(__name__)
-
 _SUMS = PrefixedArrays("sum/")
 _MUCH_CLIPPING = 0.01
 """Share of a round's values beyond the clip that is warned of: the bias of the sum is no longer negligible."""
@@ -181,7 +180,7 @@ def protected_sums(inbox: Inbox) -> Arrays:
 
 
 def protected_groups(partial: Arrays) -> dict[int, RingElements]:
-    """Return the protected sum of each group in a chunk's partial sum, by place."""
+    """Return the protected sum of each group in a chunk's partial sum, by the index of the group."""
     return {int(group): np.asarray(elements) for group, elements in _SUMS.of(partial).items()}
 
 
