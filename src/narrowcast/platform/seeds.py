@@ -7,11 +7,9 @@ A run has two seeds. The public stream, of a seed that is a number, holds what e
 bases, dithers. The private stream, of a `PrivateSeed`, holds what is a client's own: negatives, batches, its first
 factors. Words are cheap, not cryptographic: a word gives the key of its stream.
 
-The global generators of torch, NumPy and Python, from which code of others draws: seeded, restored and compared.
-
-Code of the package draws from keyed streams (`seeds`) alone. What others write, such as a module with dropout, draws
-from generators that a whole process shares, whose states depend on all that ran before. Such code runs inside
-`isolated`, which seeds them and restores what they were.
+Code of the package draws from keyed streams alone. Code of others, such as a module with dropout, draws from the global
+generators of torch, NumPy and Python, which a whole process shares and whose states depend on all that ran before. Such
+code runs inside `isolated`, which seeds them and restores what they were.
 """
 
 from __future__ import annotations

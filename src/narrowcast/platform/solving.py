@@ -1,8 +1,7 @@
 """Problems without clients: the contracts of problems and solvers, and the loop of iterations.
 
-Contracts of problems without clients and of their solvers; the iteration loop relies on nothing else.
-
-The iteration loop of a solver: its state between iterations, when it ends, and what is recorded of it.
+The loop relies on nothing but the contracts. It keeps the state between iterations, decides when a solve ends, and
+yields what is recorded of it.
 """
 
 from __future__ import annotations

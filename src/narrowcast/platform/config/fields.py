@@ -1,10 +1,8 @@
-"""Fields of experiments: text with a pattern, units, and roles in the identity of a run.
+"""Annotations of an experiment's fields: patterns of text, units, and roles.
 
-Text fields with a pattern, which an error states in words.
-
-Units of fields, for the reference and the JSON Schema: from the end of a field's name, or from its own metadata.
-
-Roles of an experiment's fields in its identity, in replicas and in studies, as metadata of the fields.
+A pattern comes with the words of its error. The unit of a field is known from the end of its name or from its metadata;
+the reference and the JSON Schema show it. The role of a field says whether it belongs to the identity of a run, and
+what it means for replicas and for studies.
 """
 
 from __future__ import annotations
@@ -91,7 +89,10 @@ def unit_of(name: str, schema: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Role:
-    """Stands in a field's `Annotated` type. A field without one affects results, may differ and can be tuned."""
+    """The role of a field in the identity of an experiment, in replicas and in studies.
+
+    It stands in the field's `Annotated` type. A field without one affects results, may differ and can be tuned.
+    """
 
     identity: bool = True
     """True if the results of a round depend on the field."""

@@ -111,15 +111,15 @@ def _refuse_secrets(values: Mapping[str, Any], origin: str) -> None:
             )
 
 
-def _refuse_truth_values(given: Any, read: Any, path: str) -> None:
+def _refuse_truth_values(written: Any, read: Any, path: str) -> None:
     """Raise `UserError` for a true or false that was read as the number 1 or 0."""
-    if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
-        raise UserError(f"{path} = {str(given).lower()}: should be a number")
+    if isinstance(written, bool) and isinstance(read, int | float) and not isinstance(read, bool):
+        raise UserError(f"{path} = {str(written).lower()}: should be a number")
     pairs: Iterable[tuple[Any, Any, Any]] = ()
-    if isinstance(given, Mapping) and isinstance(read, Mapping):
-        pairs = ((key, value, read[key]) for key, value in given.items() if key in read)
-    elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
-        pairs = zip(range(len(given)), given, read, strict=False)
+    if isinstance(written, Mapping) and isinstance(read, Mapping):
+        pairs = ((key, value, read[key]) for key, value in written.items() if key in read)
+    elif isinstance(written, list | tuple) and isinstance(read, list | tuple):
+        pairs = zip(range(len(written)), written, read, strict=False)
     separator = "" if path.endswith(": ") else "."
     for key, value, of_it in pairs:
         _refuse_truth_values(value, of_it, f"{path}{separator}{key}")

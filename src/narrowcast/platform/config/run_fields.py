@@ -1,13 +1,7 @@
-"""Fields that every kind of run has: checkpoints, identity, and the address of its store.
-
-The fields about checkpoints, which every kind of run has.
-
-The plain values, without secrets, of a file that is run, and the identity of its results.
-
-The address of the tracking store, and who may get credentials; importing this does not import MLflow.
+"""Fields that every kind of run has: its checkpoints, its tracking store, and the identity of its results.
 
 MLflow sends the credentials of the environment to whatever address it is given. Here they go to the host that the
-environment names, and to another only by the user's word.
+environment names, and to another one only by the user's word. Importing this module does not import MLflow.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The rule of what runs code: running runs what a file names, looking never does, but in folders that the user trusts.
+"""The rule of what runs code: running a file runs what it names; looking at a file never does, but in trusted folders.
 
 Trusted folders are kept in the user's own settings, and cover all that lies below them. Whatever is trusted, links that
 lead out of a folder are not followed, since another person's may have them on any file. A link within the folder is as
 good as a file, and so is a link to the whole folder, since the user has named that. JSON is read as plain values.
-
-`ScopedSettings` are settings that a library reads from the environment, in force only while it is called: a user's own
-process keeps its environment variables and its log levels once a run has ended.
 """
 
 from __future__ import annotations
@@ -111,9 +108,10 @@ def _write(folders: list[Path]) -> None:
 
 
 class ScopedSettings:
-    """Environment variables and log levels while a block of any thread is open.
+    """Settings that a library reads from the environment: variables and log levels while a block of any thread is open.
 
-    Variables that the user sets are left as they are, unless the settings are `forced`.
+    Variables that the user sets are left as they are, unless the settings are `forced`. A user's own process has its
+    environment variables and its log levels back once a run has ended.
     """
 
     def __init__(
@@ -196,9 +194,9 @@ def check_shipped(files: Iterable[tuple[str, Path]], source: str, overrides: Ite
     """
     if not Path(source).is_file():
         return  # a packaged experiment names no files, so that these are from overrides
-    folder, given = Path(source).resolve().parent, "\n".join(overrides)
+    folder, text = Path(source).resolve().parent, "\n".join(overrides)
     for setting, path in files:
-        if leads_out(path, folder) and not is_trusted(folder) and not _names(given, path):
+        if leads_out(path, folder) and not is_trusted(folder) and not _names(text, path):
             raise UserError(
                 f"{setting} = {path}: is not below {folder}, the folder of {Path(source).name}, and would be sent with "
                 "it; put it there, give it as an override, or trust the folder: narrowcast trust FOLDER"

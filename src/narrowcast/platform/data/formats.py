@@ -1,11 +1,4 @@
-"""Samples in the files of other libraries: NumPy's .npz, Hugging Face's `datasets`, torch's `Dataset`.
-
-User-provided labelled samples in NumPy's .npz files.
-
-Data sets of Hugging Face's `datasets` on disk, as `save_to_disk` writes them.
-
-A user's torch Dataset, built by a factory.
-"""
+"""A user's samples in the files of other libraries: NumPy's .npz, Hugging Face's `datasets`, torch's `Dataset`."""
 
 from __future__ import annotations
 
@@ -210,8 +203,8 @@ class HuggingFace(UserSamples):
 
     def _vector(self, columns: Mapping[str, NDArray[Any]], where: str) -> NDArray[Any]:
         """Return the one column of images or arrays, or columns of numbers side by side."""
-        first, *others = columns.values()
-        if not others and first.ndim > 1:
+        first, *further = columns.values()
+        if not further and first.ndim > 1:
             return first
         for name, values in columns.items():
             if values.ndim != 1:
@@ -219,7 +212,7 @@ class HuggingFace(UserSamples):
                     f"{where}: column {name} is not a column of numbers; give it alone, or set data.by_name if the "
                     "module takes each column as a keyword argument"
                 )
-        return np.stack([first, *others], axis=1)
+        return np.stack([first, *further], axis=1)
 
     def _values(self, split: Any, name: str, where: str) -> NDArray[Any]:
         """Return a column of images, arrays or numbers as one array."""

@@ -1,12 +1,7 @@
-"""Graphs whose nodes are classified: partition, sources and files.
+"""Graphs whose nodes are classified: the data set, the base of its sources, and graphs in NumPy .npz files.
 
-Partition of a graph into parts of nearly equal size with few edges between them, by METIS.
-
-Fields and steps shared by the sources of graphs: features, partition and number of clients.
-
-A graph whose nodes have features and classes, in which every client trains on the same nodes.
-
-A user-provided graph in a NumPy .npz file.
+Every client holds the whole graph. Its nodes are also divided into clusters of nearly equal size with few edges between
+them, by METIS.
 """
 
 from __future__ import annotations
@@ -36,7 +31,8 @@ from narrowcast.platform.types import IntArray
 def clusters_of(indptr: IntArray, indices: IntArray, n_clusters: int, seed: int) -> IntArray:
     """Return the part of each node, [n], numbered from 0 without gaps; a function of the arguments alone.
 
-    Shapes: indptr [n + 1] and indices [2 m], the neighbours of each node. Raise `UserError` if METIS is missing.
+    The parts have nearly equal sizes and few edges between them. Shapes: indptr [n + 1] and indices [2 m], the
+    neighbours of each node. Raise `UserError` if METIS is missing.
 
     Source: Karypis and Kumar, A Fast and High Quality Multilevel Scheme for Partitioning Irregular Graphs, SIAM Journal
     on Scientific Computing 1998.
@@ -141,8 +137,8 @@ def neighbours(edges: IntArray, n_nodes: int, where: str) -> tuple[IntArray, Int
     proper = edges[edges[:, 0] != edges[:, 1]]
     directed = np.concatenate([proper, proper[:, ::-1]])
     cells = np.unique(directed[:, 0] * n_nodes + directed[:, 1])
-    owners, others = np.divmod(cells, n_nodes)
-    return np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=n_nodes))]), others
+    owners, ends = np.divmod(cells, n_nodes)
+    return np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=n_nodes))]), ends
 
 
 def check_nodes(labels: IntArray, n_classes: int, splits: Mapping[str, IntArray], where: str) -> None:

@@ -1,11 +1,4 @@
-"""Data sets of images: MNIST, Fashion-MNIST, CIFAR-10, and folders of images.
-
-MNIST and Fashion-MNIST, read from the IDX files in which they were published.
-
-CIFAR-10, read from the binary version of its archive; the Python version is pickled, and unpickling can run code.
-
-User images in folders named after their classes: `train/CLASS/*.png` and `test/CLASS/*.png`, or `CLASS/*.png`.
-"""
+"""Data sets of images: MNIST and Fashion-MNIST, CIFAR-10, and a user's images in folders of their classes."""
 
 from __future__ import annotations
 
@@ -56,7 +49,7 @@ PARTS = {"train": "train", "test": "t10k"}
 
 
 class _IDX(Classification):
-    """Four files, each plain or gzipped; features [n, 1, 28, 28] are uint8."""
+    """Four IDX files as they were published, each plain or gzipped; features [n, 1, 28, 28] are uint8."""
 
     clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS, description="number of clients")
     classes: tuple[Annotated[int, Field(ge=0, lt=N_CLASSES)], ...] | None = Field(
@@ -163,7 +156,8 @@ RECORD = 1 + 3 * 32 * 32
 class CIFAR10(Classification):
     """50,000 training and 10,000 test photographs in 10 classes (Krizhevsky 2009); features [n, 3, 32, 32] are uint8.
 
-    The files `data_batch_1.bin` etc. may be in the archive's folder `cifar-10-batches-bin` or outside it.
+    The files are those of the binary version: the Python version is pickled, and unpickling can run code.
+    `data_batch_1.bin` etc. may be in the archive's folder `cifar-10-batches-bin` or outside it.
     """
 
     kind: Literal["cifar-10"] = "cifar-10"
@@ -356,13 +350,13 @@ class _ClassFolders:
                     self.others[path.suffix.lower() or "files without suffix"] += 1
         return sorted(images)
 
-    def check(self, given: Path) -> list[str]:
+    def check(self, source: Path) -> list[str]:
         """Return the classes of the training images; raise `UserError` if there are not two with images or more."""
         if not any(self.images.values()):
             remark = f"; it has {self.loose} images, but in no folder of a class" if self.loose else ""
             remark = remark or (f"; it has only {_counted(self.others)}" if self.others else "")
             raise UserError(
-                f"{given} has neither train/CLASS/*.png (or {', '.join(SUFFIXES[1:])}) nor CLASS/*.png{remark}; "
+                f"{source} has neither train/CLASS/*.png (or {', '.join(SUFFIXES[1:])}) nor CLASS/*.png{remark}; "
                 "give the folder that holds train and test, or the folders of the classes"
             )
         if empty := [name for name, images in self.images.items() if not images]:
@@ -373,7 +367,7 @@ class _ClassFolders:
             (name,) = self.images
             raise UserError(
                 f"{self.path}: all samples are of one class, {name}; there have to be two or more folders of classes "
-                f"(if {name} holds them, give {given / name})"
+                f"(if {name} holds them, give {source / name})"
             )
         self._refuse_parts()
         return list(self.images)

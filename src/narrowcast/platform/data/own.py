@@ -1,8 +1,7 @@
-"""Samples of the user's own: their parts, checks and images.
+"""A user's own labelled samples: images as arrays of 8 bits, and the parts, labels, classes and users of a data set.
 
-User-provided labelled samples: checks, classes, held-out samples and users, whatever format they come from.
-
-Images as arrays of 8 bits, whatever file, library or camera they come from.
+A format is a subclass of `UserSamples` that reads its files (`formats`). The checks, the held-out samples and the
+partition across clients are here, so that they are the same in every format.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Partitioning of a classification data set's training samples across clients.
-
-Held-out samples as the clients' own: those of their users, or dealt as the training samples are.
-
-The samples of each client, by index.
-"""
+"""Partitions of a classification data set across clients: its training samples, and held-out samples like them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Cora, CiteSeer and Pubmed: papers that cite one another, in the files and splits of Planetoid.
 
-The files of the Planetoid data sets, which are pickles of Python 2, read without an unpickler.
-
-A pickle names functions that are called while it is read, and some of those of arrays take pointers, so that one from
-the web may run any code. Here its opcodes make nothing but numbers, strings, lists and records of what was named; the
-arrays are made from those records afterwards, by types on a list and with checked sizes.
+The files are pickles of Python 2, and are read without an unpickler. A pickle names functions that are called while it
+is read, and some of those of arrays take pointers, so that a file from the web may run any code. Here the opcodes of a
+file make nothing but numbers, strings, lists and records of what was named; the arrays are made from those records
+afterwards, by types on a list and with checked sizes.
 """
 
 from __future__ import annotations

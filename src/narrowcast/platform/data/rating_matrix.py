@@ -1,9 +1,4 @@
-"""A partly observed matrix of users' values for items: entries as flat arrays, its columns held by clients.
-
-Ratings with their stars, from MovieLens or from CSV or Parquet files, as a partly observed matrix.
-
-Images as the columns of a complete matrix, dealt to clients: data of clustering by factorisation.
-"""
+"""Partly observed matrices of users' values for items, with columns held by clients: from ratings, or from images."""
 
 from __future__ import annotations
 
@@ -345,8 +340,8 @@ _SETS = {"digits": Digits, "mnist": MNIST, "fashion-mnist": FashionMNIST}
 class SampleColumns(DataSource, Section):
     """The pixels of training images, 0 to 1, as the columns of a matrix of which every entry is observed.
 
-    Classes are never trained on: they tell how well clusters agree with them. By default each client has images of one
-    class.
+    It is data of clustering by factorisation. Classes are never trained on: they tell how well clusters agree with
+    them. By default each client has images of one class.
     """
 
     kind: Literal["sample_columns"] = "sample_columns"

@@ -1,10 +1,8 @@
-"""User-provided ratings, from CSV or Parquet files, as implicit feedback with one client per user.
+"""Implicit feedback from a user's CSV or Parquet files of ratings, with one client per user.
 
-Splits that are given: one file of training rows, one of test items, and possibly one of validation items.
-
-Ids of users or items in several files, as numbers from 0.
-
-Columns of a table of ratings, CSV or Parquet; errors name the first row that cannot be used.
+The rows are read as columns (`RatingTable`), the ids of all files are numbered (`NumberedIds`), and each user's items
+are split: by time, or as files of test and validation items say (`given_split`). Errors name the first row that cannot
+be used.
 """
 
 from __future__ import annotations
@@ -314,8 +312,8 @@ def given_split(
                 f"{tables[field].path}: item {item} of user {user} is in the training rows too, as are {len(leaked)} "
                 "in all; remove them from the training rows"
             )
-    given = held_out.get("validation_path")
-    if given is not None and (same := np.flatnonzero(given == test)).size:
+    validation_items = held_out.get("validation_path")
+    if validation_items is not None and (same := np.flatnonzero(validation_items == test)).size:
         raise UserError(
             f"{tables['validation_path'].path}: the item of user {users.ids[known[same[0]]]} is its test item too; "
             "hold out different items"
@@ -325,7 +323,7 @@ def given_split(
     indptr, kept, drawn = hold_out(
         row_starts(train_users[rows], len(known)),
         train.items[rows],
-        policy=validation if given is None else "none",
+        policy=validation if validation_items is None else "none",
         n_items=n_items,
         seed=seed,
     )
@@ -338,7 +336,7 @@ def given_split(
         n_items=n_items,
         indptr=indptr,
         items=kept,
-        validation=drawn if given is None else given,
+        validation=drawn if validation_items is None else validation_items,
         test=test,
         negatives=draw_negatives(
             name,

@@ -1,8 +1,6 @@
-"""The data files that come with scikit-learn, found without the second that importing it takes.
+"""The data sets that come with scikit-learn, digits and diabetes, which need no download.
 
-The handwritten digits that come with scikit-learn, a data set that needs no download.
-
-Regression: the progression of diabetes in 442 patients, a data set that needs no download.
+Their files are found without importing scikit-learn, which takes a second.
 """
 
 from __future__ import annotations

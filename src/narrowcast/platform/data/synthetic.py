@@ -1,9 +1,4 @@
-"""Synthetic(alpha, beta) of FedProx (Li et al., MLSys 2020), and its variant without heterogeneity.
-
-Federated least squares: clients with linear regressions of their own, which differ by a given amount.
-
-Graphs drawn from a stochastic block model: as many nodes as one asks for, without a download.
-"""
+"""Synthetic data: FedProx's softmax regression, federated least squares, and graphs of a stochastic block model."""
 
 from __future__ import annotations
 
@@ -33,10 +28,11 @@ FloatArray = NDArray[np.float64]
 class Synthetic(Classification):
     """Softmax-regression data of `clients` users: y = argmax(W x + b), 60 features, 10 classes.
 
-    User k has lognormal(4, 2) + 50 samples. W and b are normal around u ~ N(0, alpha); x has the variances j ** -1.2
-    around a mean that is normal around B ~ N(0, beta). `alpha` and `beta` are standard deviations, as in the code that
-    FedProx released; its paper writes variances (`as_variances`), which is the same for 0 and 1. `iid` gives all users
-    one W and b and the mean 0. The last tenth of every user's samples is the test set.
+    This is Synthetic(alpha, beta) of FedProx (Li et al., MLSys 2020). User k has lognormal(4, 2) + 50 samples. W and b
+    are normal around u ~ N(0, alpha); x has the variances j ** -1.2 around a mean that is normal around B ~ N(0, beta).
+    `alpha` and `beta` are standard deviations, as in the code that FedProx released; its paper writes variances
+    (`as_variances`), which is the same for 0 and 1. `iid` gives all users one W and b and the mean 0, the variant
+    without heterogeneity. The last tenth of every user's samples is the test set.
     """
 
     kind: Literal["synthetic"] = "synthetic"

@@ -1,12 +1,7 @@
-"""Texts for next-token prediction: documents, folders of files, and plays.
+"""Texts for next-token prediction: Python's language reference, a user's text files, and the plays of Shakespeare.
 
-Next-token prediction on documents: windows of bytes, with the byte that follows each position as the target.
-
-Next-token prediction on the language reference that comes with Python, a text that needs no download.
-
-User-provided text for next-token prediction: a folder of files, one client per file.
-
-Next-character prediction on the plays of Shakespeare, with one user per character of each play.
+Features are windows of tokens, and the target is the token that follows each position, or the window. A document, a
+file, or a character of a play has a client of its own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Factorisation of a matrix by users and items: for ranks and for values, with constraints and clusters.
+"""Models of matrix factorisation: for the ranks of items and for the values of entries.
 
-Matrix factorisation for implicit feedback; user factors never leave their client.
-
-Agreement of clusters with known classes, which do not depend on the numbers of the clusters.
-
-Sets that factors of a matrix may be constrained to, and the projections onto them.
-
-Factorisation of a partly observed matrix; the factors of columns never leave their client.
+Factors of users, or of columns, never leave their client. The factors of values may be constrained to a set
+(`ConstraintSet`), and their clusters are compared with known classes, by measures that do not depend on the numbers of
+the clusters.
 """
 
 from __future__ import annotations
@@ -36,9 +32,10 @@ _ITEMS_PER_CANDIDATE = 50  # up to here, scoring all items is faster than gather
 
 
 class MatrixFactorisation(Model, Section):
-    """The score of user u for item i is p_u . q_i; both factors start as N(0, 1/d), and there is no bias.
+    """Matrix factorisation for implicit feedback: user u scores item i by p_u . q_i.
 
-    Shapes: Q item_factors [N, d] is global; P user_factors [U, d] is private.
+    Both factors start as N(0, 1/d), and there is no bias. Shapes: Q item_factors [N, d] is global; P user_factors
+    [U, d] is private.
     """
 
     shares: ClassVar[frozenset[str]] = frozenset(("hr@10", "ndcg@10"))

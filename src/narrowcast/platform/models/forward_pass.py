@@ -1,9 +1,9 @@
-"""Side effects of a forward pass, found by running it: its draws, and the statistics that it changes.
+"""Side effects of a forward pass: the draws that it makes, and the statistics that it changes, averaged or kept.
 
-Values that training moves besides the parameters, as the means and variances of batch norm: averaged, or kept.
-
-Averaged statistics are part of the global model. Kept ones stay at the clients with the trained parameters of their
-layers, as in FedBN; a client's are one row of its state, as what they have moved by since the model was built.
+A pass is run once to find them. Statistics are values that training moves besides the parameters, as the means and
+variances of batch norm. Averaged ones are part of the global model. Kept ones stay at the clients with the trained
+parameters of their layers, as in FedBN; a client's are one row of its state, as what they have moved by since the model
+was built.
 
 Reference: Li, Jiang, Zhang, Kamp and Dou, FedBN, ICLR 2021 (arXiv:2102.07623), Algorithm 1.
 """

@@ -1,8 +1,6 @@
-"""Graph convolution, on products of sparse matrices.
+"""A graph convolutional network for the classes of nodes, on products of sparse matrices with tensors.
 
-Products of sparse matrices with tensors, and their gradients; each sum is one thread's, so that hosts agree.
-
-A graph convolutional network for the classes of nodes, on sparse products.
+Each sum of a product, and of its gradient, is one thread's, so that all hosts agree.
 """
 
 from __future__ import annotations

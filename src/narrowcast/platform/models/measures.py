@@ -1,10 +1,7 @@
-"""Losses and metrics of neural networks: values of single samples, and their means.
+"""Losses and metrics of neural networks: values of single samples, and numbers from their means.
 
-Metrics of neural networks on held-out samples: a value for each sample, and a number from their means.
-
-The contract that losses and metrics of neural networks share: values of samples, from outputs and targets.
-
-Losses of neural networks: what local training minimises, and what an evaluation reports as `loss`.
+A loss is what local training minimises and what an evaluation reports as `loss`. A metric is a number from the means of
+values over held-out samples.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """A torch module of anybody's: how it is built, and which of its parts are trained, shared or constant.
 
-Building a torch module of anybody's: without wrappers, with all shapes, and one line for what goes wrong.
-
-The parts of a torch module: what clients train, and what is the same for all of them and is never sent.
-
-`requires_grad` says which parameters train. A tensor under several names is one, called by its first. Frozen parameters
-and buffers keep the values of the seeded build; buffers that a training step changes are the module's statistics.
+A module is built without wrappers and with all shapes, and what goes wrong is one line. `requires_grad` says which
+parameters clients train; everything else is the same for all clients and is never sent. A tensor under several names is
+one, called by its first. Frozen parameters and buffers keep the values of the seeded build; buffers that a training
+step changes are the module's statistics.
 """
 
 from __future__ import annotations

@@ -229,8 +229,8 @@ class TorchModule(NeuralNetwork):
     def module(self, data: Samples) -> nn.Module:
         """Import the factory and call it."""
         del data
-        made: nn.Module = plugins.load(self.factory)(**self.arguments)
-        return made
+        instance: nn.Module = plugins.load(self.factory)(**self.arguments)
+        return instance
 
     @property
     def named(self) -> str:

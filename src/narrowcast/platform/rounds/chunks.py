@@ -1,9 +1,4 @@
-"""Chunks of a cohort: how a round is divided, and how chunks are trained.
-
-A synchronous round whose clients are chosen and have not trained yet, and the division of a cohort into chunks.
-
-The training of chunks: one on a client host, or those of several runs as one program.
-"""
+"""Chunks: how a cohort is divided, and how chunks are trained, of one run or of several runs as one program."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ class TrainingCall:
 
 @dataclass(frozen=True)
 class OpenRound:
-    """A synchronous round up to its training: cohort, links, broadcast and chunks.
+    """A synchronous round whose clients are chosen and have not trained yet: cohort, links, broadcast and chunks.
 
     Shapes: cohort [C] ascending; downlink_bits [C], the download of each client; download_seconds [C].
     """

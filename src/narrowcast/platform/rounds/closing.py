@@ -1,10 +1,7 @@
-"""The closing of a round: the server's step, time and bits, evaluation and record.
+"""The closing of a round: the server's step, the time and bits of the round, its evaluation and its record.
 
-The closing of a round: the server's step, the time and bits of the round, its evaluation and its record.
-
-Bits that an allocation of the uplink costs besides the updates: channel states and data sizes up, grants down.
-
-They go over control channels beside the data, so that they take no simulated time and no part of a client's budget.
+An allocation of the uplink costs bits besides the updates: channel states and data sizes up, grants down. They go over
+control channels beside the data, so that they take no simulated time and no part of a client's budget.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Fleets: the uplink, downlink and compute speed of every client.
-
-The virtual clock: duration of a round on the clients' own links and devices.
-
-Limits of the rates and speeds that a fleet gives its clients.
-"""
+"""Fleets, the uplink, downlink and compute speed of every client, and the virtual clock that times a round."""
 
 from __future__ import annotations
 
@@ -170,6 +165,9 @@ class LogNormalFleet(Section):
         return Profiles(np.arange(len(examples)), examples, uplink * _MEGABIT, downlink * _MEGABIT, speed)
 
 
+_COLUMNS = ("client", "uplink_mbit_per_second", "downlink_mbit_per_second", "compute_speed")
+
+
 class TraceFleet(Section):
     """Profiles from a CSV file with one line for every client of the data set.
 
@@ -219,6 +217,3 @@ class TraceFleet(Section):
             if not np.isnan(table[client, 0]):
                 raise UserError(f"{self.path}, line {line}: client {client} is listed twice; keep one line per client")
             table[client] = values
-
-
-_COLUMNS = ("client", "uplink_mbit_per_second", "downlink_mbit_per_second", "compute_speed")

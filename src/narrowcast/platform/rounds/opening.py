@@ -1,12 +1,7 @@
-"""The opening of a round: cohort, links, broadcast, chunks; who is waited for, and what is downloaded.
+"""The opening of a synchronous round: cohort, links, broadcast and chunks; who is waited for, and what is downloaded.
 
-The opening of a synchronous round: cohort, links, broadcast and chunks.
-
-Accounting of the downlink: the bits that the clients of a round download.
-
-Deadlines on the virtual clock: the clients that the server waits for, from their times alone.
-
-Stragglers of a round: predicted if upload sizes are known before the training, else observed.
+Deadlines are on the virtual clock, so that the clients that the server waits for follow from their times alone. Late
+clients are predicted if upload sizes are known before the training, else observed after it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""The state of a run: as a checkpoint keeps it, and as it changes from round to round.
+"""The state of a run: as it changes from round to round (`LiveState`), and as a checkpoint keeps it (`RunState`).
 
-Private state of all clients between rounds: rows of large arrays, of which a round touches those of its cohort.
-
-The clients of an asynchronous run that are in flight, with the versions of the model that they were sent.
-
-The record of one run: the plan of its rounds, the algorithm and the task.
-
-The check that a run can evaluate its clients one by one.
+Between them stand their parts: the private state of all clients (`Population`), of which a round touches the rows of
+its cohort, the clients in flight of an asynchronous run (`AsyncState`), and the run that a state belongs to (`Run`).
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ SHARE_OF_MEMORY = 0.5
 
 @dataclass
 class Population:
-    """The private state of all clients, changed in place, row by row.
+    """The private state of all clients between rounds: large arrays, of which a round changes the rows of its cohort.
 
     Shapes: arrays [U, ...] each; last_round [U], the last round in which a client took part, 0 for none.
     """
@@ -208,7 +203,8 @@ def check_client_evaluation(splits: Sequence[ClientSplit], task: Task) -> None:
 class Run:
     """One run, before or between its rounds: everything that its results depend on, except its `RunState`.
 
-    `answered` is the file in which its clients write what they answer under secure aggregation; None: in memory alone.
+    These are the plan of its rounds, the algorithm and the task. `answered` is the file in which its clients write what
+    they answer under secure aggregation; None: in memory alone.
     """
 
     plan: Plan

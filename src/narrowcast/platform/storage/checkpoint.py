@@ -2,8 +2,6 @@
 
 Files are written atomically. A file whose content does not have the sha256 of its name is skipped in favour of the one
 before it. Loading never runs code.
-
-File systems by URL: S3 through pyarrow, which is a dependency anyway, and all others through fsspec.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ _CONNECT_SECONDS, _REQUEST_SECONDS = 5.0, 60.0
 def file_system(url: str) -> tuple[Any, str]:
     """Return the file system of a folder or URL, and the path on it.
 
-    Raise `ValueError` for an unknown protocol and `ImportError` if its package is not installed. Credentials, region
-    and endpoint of S3 come from the environment or from ~/.aws: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-    AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL. s3fs is not used: it needs an older botocore than
-    MLflow's S3 store.
+    S3 is reached through pyarrow, which is a dependency anyway, and everything else through fsspec. Raise `ValueError`
+    for an unknown protocol and `ImportError` if its package is not installed. Credentials, region and endpoint of S3
+    come from the environment or from ~/.aws: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION,
+    AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL. s3fs is not used: it needs an older botocore than MLflow's S3 store.
     """
     if not url.startswith(_S3):
         files, path = fsspec.core.url_to_fs(url)

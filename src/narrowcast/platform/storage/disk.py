@@ -1,9 +1,8 @@
-"""The operations by which every durable file is written, behind one seam that a recording or simulated disk replaces.
+"""Durable files: the operations by which every one is written, atomic writes, and safetensors and .npz files.
 
-After a power cut, only what was synced is certain: a file's content by `sync` of the file; its name, renaming and
-removal by `sync` of its folder. The data that a record depends on are therefore synced before the record is written.
-
-Atomic and durable writes, safetensors files with their metadata, and arrays of .npz files; reading never runs code.
+The operations are those of `Disk`, which a recording or simulated disk replaces. After a power cut, only what was
+synced is certain: a file's content by `sync` of the file; its name, renaming and removal by `sync` of its folder. The
+data that a record depends on are therefore synced before the record is written. Reading a file never runs code.
 """
 
 from __future__ import annotations

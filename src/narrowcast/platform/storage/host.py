@@ -1,8 +1,7 @@
-"""The host: clocks, repeated work, and the deferral of signals.
+"""The host of a process: its clocks, work that it repeats in the background, and signals that it defers.
 
-The clocks of this machine, and work that is repeated in the background; a simulation replaces both.
-
-Deferral of SIGINT, SIGTERM and SIGHUP, so that a run stops only where its state is consistent.
+A simulation replaces the clocks and the repeated work. SIGINT, SIGTERM and SIGHUP are deferred, so that a run stops
+only where its state is consistent.
 """
 
 from __future__ import annotations

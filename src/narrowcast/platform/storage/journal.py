@@ -1,11 +1,9 @@
 """The journal of a run: one JSON line per round, written before the round is reported anywhere else.
 
-Resumes, tables and late deliveries to MLflow are made from it. A round that is repeated after a resume has the same
-results, so its first line is kept. The journal is synced before a checkpoint and before rounds are sent to MLflow.
-
-The lines of a journal: JSON with a checksum that covers the line and all lines before it.
-
-The tables of a run's clients from the entries of its journal, in blocks of rounds, so that memory is bounded.
+Resumes, tables and late deliveries to MLflow are made from it. A line has a checksum that covers the line and all lines
+before it. A round that is repeated after a resume has the same results, so its first line is kept. The journal is
+synced before a checkpoint and before rounds are sent to MLflow. The tables of clients are made in blocks of rounds, so
+that memory is bounded.
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""Figures of runs and solves, drawn without pyplot, which would share state between threads.
-
-The figures of a metric's distribution over clients: by round, after the last evaluation, and by percentile.
-
-The figures of one solve, from its table of iterations.
-
-All figures of one run, from its tables.
-
-The figures of one run, drawn without pyplot, which would share state between threads.
-"""
+"""The figures of one run or solve, from its tables, drawn without pyplot, which would share state between threads."""
 
 from __future__ import annotations
 

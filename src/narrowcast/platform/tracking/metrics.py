@@ -1,20 +1,9 @@
-"""Metrics of a run: their names, direction, statistics over clients, curves, and the cost of reaching a target.
+"""Metrics of a run: statistics over clients, direction, names, curves against a cost, and the cost of a target.
 
-Names and values of metrics as tables and figures show them: `test.hr@10` is test HR@10, in percent.
-
-Direction of metrics: those that are better when lower, used for best values, targets and tables alike.
-
-A model may declare its own in `lower_is_better`, the names of those metrics without their split. `declared` is None
-for other models, whose metrics are known by the words in their names.
-
-The cost of reaching stated values of metrics: of a run time, bits and rounds, of a solve iterations and time.
-
-The columns of a run's table of rounds as curves: a metric against a cost; importing this imports no Matplotlib.
-
-Statistics of a metric over clients: how evenly a model serves them.
-
-`worst_10_percent`, `best_10_percent` and `variance` are those of q-FFL (Li et al., ICLR 2020, Table 1), as the released
-code computes them (litian96/fair_flearn, plot_fairness.py).
+A metric is named `split.metric`, such as `test.hr@10`. A model may declare which of its metrics are better when lower
+and which are shares of 1, by their names without the split; a model that declares nothing, for which `declared` and
+`shares` are None, has metrics that are known by the words in their names. Importing this module does not import
+Matplotlib.
 """
 
 from __future__ import annotations
@@ -110,9 +99,11 @@ def split_statistic(name: str) -> tuple[str, str]:
 def statistics_over_clients(values: FloatArray, *, lower_is_better: bool, share: bool) -> dict[str, float]:
     """Return the statistics of a metric's values, one for each client; clients with NaN, without samples, are left out.
 
-    `worst_10_percent` and `best_10_percent` are the means over a tenth of the clients, rounded down and at least one.
-    The variance is that of the population, in percent squared for a metric that is a `share` of 1. The Gini coefficient
-    is the mean absolute difference between two clients over twice the mean, 0 if all are 0; NaN with negative values.
+    They tell how evenly a model serves the clients. `worst_10_percent` and `best_10_percent` are the means over a tenth
+    of the clients, rounded down and at least one. The variance is that of the population, in percent squared for a
+    metric that is a `share` of 1. These three are those of q-FFL (Li et al., ICLR 2020, Table 1), as the released code
+    computes them (litian96/fair_flearn, plot_fairness.py). The Gini coefficient is the mean absolute difference between
+    two clients over twice the mean, 0 if all are 0; NaN with negative values.
     """
     ordered = np.sort(values[~np.isnan(values)])
     if not len(ordered):

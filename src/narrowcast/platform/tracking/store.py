@@ -1,19 +1,10 @@
-"""An MLflow store: its file, its calls, and the parts of MLflow outside its documented interface.
+"""An MLflow store: its SQLite file, the parts of MLflow outside its documented interface, and the calls to the store.
 
-The SQLite file of a tracking store: there with all its tables, or not at all.
+`sender` makes the calls, in a second process if there is one, so that arguments and results are plain values. A call
+that the store does not answer, or refuses, raises `StoreError`.
 
-MLflow creates its tables in many steps, and cannot open a file in which a killed process has left some of them. These
-steps take seconds, so an empty store is kept in the user's cache for each version of MLflow, and copied.
-
-Parts of MLflow outside its documented interface: credentials, places of files, system metrics, tables, schemes.
-
-The documented monitor, `mlflow.enable_system_metrics_logging`, works on the one active run of a process, and ends for
-good at the first call that the store does not answer. `CHECKED_VERSION` is the latest version that this was checked
-against; a test fails where a later one is installed.
-
-The calls to an MLflow store, each of its own: `sender` makes them, in a second process if there is one.
-
-Arguments and results are plain values. A call that the store does not answer, or refuses, raises `StoreError`.
+The undocumented parts are credentials, places of files, system metrics, tables and schemes. `CHECKED_VERSION` is the
+latest version of MLflow that they were checked against; a test fails where a later one is installed.
 """
 
 from __future__ import annotations
@@ -58,7 +49,12 @@ _DIGEST_BYTES = 32
 
 
 def make_sqlite_file(uri: str) -> None:
-    """Create the file that a URI names, unless it is there; raise `OSError` or a `SQLAlchemyError`."""
+    """Create the file that a URI names with all its tables, unless it is there.
+
+    MLflow creates its tables in many steps, and cannot open a file in which a killed process has left some of them.
+    These steps take seconds, so an empty store is kept in the user's cache for each version of MLflow, and copied.
+    Raise `OSError` or a `SQLAlchemyError`.
+    """
     path = Path(make_url(uri).database or "")
     make_folders(path.parent)
     if _is_made(path):
@@ -191,7 +187,9 @@ def has_store(scheme: str) -> bool:
 class SystemMonitor:
     """A thread that logs the load of this machine to an MLflow run until `finish`, through outages of the store.
 
-    A resumed run continues at the step after its last sample.
+    A resumed run continues at the step after its last sample. The documented monitor,
+    `mlflow.enable_system_metrics_logging`, works on the one active run of a process, and ends for good at the first
+    call that the store does not answer.
     """
 
     def __init__(

@@ -1,20 +1,9 @@
-"""The page of runs: an MLflow view, behind a door that opens to a token alone.
+"""The page of runs: a view of an experiment in the MLflow UI, behind a door that opens to a token alone.
 
-The view of an experiment's runs in the MLflow UI: columns of test metrics and costs, charts in sections.
-
-MLflow opens an experiment as one of generative AI, without metric columns, unless a tag says otherwise. A shared view,
-which its button "Share" writes too, is another tag; the address of the page names it. The format of that tag is
-undocumented; it was checked in a browser with `store.CHECKED_VERSION`. A page that does not understand it
-says so and shows its own columns.
-
-A door of 127.0.0.1 to a server on a Unix socket that opens to a token alone: every account can connect to a port.
-
-The first request of a connection has to have the token: in its address, which is answered by a cookie and a redirect,
-in that cookie, or as `Authorization: Bearer`, as MLflow's client sends `MLFLOW_TRACKING_TOKEN`. All that follows on the
-connection is the same client's, and is passed on unread.
-
-The cookie is SameSite=Lax: where a page of another site has the link, a browser does not send a strict one even after
-the redirect. Forms and frames of other sites come without it, and so without an answer.
+The view has columns of test metrics and costs, and charts in sections. MLflow opens an experiment as one of generative
+AI, without metric columns, unless a tag says otherwise. A shared view, which its button "Share" writes too, is another
+tag; the address of the page names it. The format of that tag is undocumented; it was checked in a browser with
+`store.CHECKED_VERSION`. A page that does not understand it says so and shows its own columns.
 """
 
 from __future__ import annotations
@@ -204,7 +193,16 @@ _CLOSING = "Connection: close\r\nCache-Control: no-store\r\nReferrer-Policy: no-
 
 @contextmanager
 def guarded(listening: socket.socket, server: Path) -> Iterator[str]:
-    """Pass connections to the server at a Unix socket within the block, if they have the token that is yielded."""
+    """Pass connections to the server at a Unix socket within the block, if they have the token that is yielded.
+
+    The listening socket is one of 127.0.0.1, to which every account of the machine can connect. The first request of a
+    connection has to have the token: in its address, which is answered by a cookie and a redirect, in that cookie, or
+    as `Authorization: Bearer`, as MLflow's client sends `MLFLOW_TRACKING_TOKEN`. All that follows on the connection is
+    the same client's, and is passed on unread.
+
+    The cookie is SameSite=Lax: where a page of another site has the link, a browser does not send a strict one even
+    after the redirect. Forms and frames of other sites come without it, and so without an answer.
+    """
     door = _Door(listening, server)
     ready = threading.Event()
     thread = threading.Thread(target=asyncio.run, args=(door.serve(ready.set),), name="pages", daemon=True)
