@@ -21,14 +21,21 @@ def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(OSError, match="File too large") as failure:
+        with pytest.raises(OSError, match="File too large"):
             write_atomically(path, b"new" * 1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    assert failure.value.filename == str(path)
     assert path.read_bytes() == b"former"
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_write_that_fails_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError) as failure:
+        write_atomically(path, b"new")
+    assert str(failure.value) == f"[Errno 21] Is a directory: '{path}'"
 
 
 def test_what_a_killed_write_left_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
                     disk().remove(part)
                 if attempt < _ATTEMPTS and isinstance(error, FileNotFoundError) and path.parent.is_dir():
                     continue  # a process that shares this one's name, but not its processes, took it for abandoned
-                error.filename, error.filename2 = str(path), None
+                if error.filename == str(part):
+                    error.filename = str(path)
+                    del error.filename2
                 raise
             return
 
