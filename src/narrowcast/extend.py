@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.codecs.wire import Reader, varint
     from narrowcast.algorithms.federated.aggregator import Aggregator
     from narrowcast.algorithms.federated.fedavg import Averaging
+    from narrowcast.algorithms.federated.personal import PartlyShared, Personal, PersonalState
     from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer
     from narrowcast.algorithms.federated.shared_basis import RankPolicy
     from narrowcast.algorithms.federated.unit_slices import joined_updates, joined_uploads
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         PayloadError,
         PrefixedArrays,
         Profiles,
+        Weighted,
     )
     from narrowcast.runs.attack_trial import attack_run, record_transcript
     from narrowcast.tuning.pruning import Pruner
@@ -127,8 +129,11 @@ __all__ = [
     "NeuralNetwork",
     "OwnModel",
     "Partitioner",
+    "PartlyShared",
     "Payload",
     "PayloadError",
+    "Personal",
+    "PersonalState",
     "Plain",
     "PrefixedArrays",
     "Problem",
@@ -158,6 +163,7 @@ __all__ = [
     "UnitAxis",
     "UserError",
     "ValueStage",
+    "Weighted",
     "Work",
     "attack_run",
     "generator",
@@ -180,6 +186,7 @@ _HOMES = {
     **dict.fromkeys(("Reader", "varint"), "algorithms.codecs.wire"),
     "Aggregator": "algorithms.federated.aggregator",
     "Averaging": "algorithms.federated.fedavg",
+    **dict.fromkeys(("PartlyShared", "Personal", "PersonalState"), "algorithms.federated.personal"),
     "RankPolicy": "algorithms.federated.shared_basis",
     **dict.fromkeys(("SERVER_ONLY", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
     "LearningRateSchedule": "algorithms.local_training.rules",
@@ -232,6 +239,7 @@ _HOMES = {
             "PayloadError",
             "PrefixedArrays",
             "Profiles",
+            "Weighted",
         ),
         "platform.types",
     ),

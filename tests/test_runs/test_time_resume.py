@@ -52,5 +52,5 @@ def test_kill_9_and_resume_give_the_uninterrupted_results(tmp_path: Path, kind: 
     assert last.state is not None
     sha256 = model_sha256(experiment.algorithm, last.state)
     assert json.loads((folder / "result.json").read_text())["model_sha256"] == sha256
-    rows = [{key: row[key] for key in vars(last.record)} for row in Journal.open(folder).rounds]
-    assert repr(rows[-1]) == repr(vars(last.record))
+    rows = [{key: row[key] for key in last.record.row()} for row in Journal.open(folder).rounds]
+    assert repr(rows[-1]) == repr(last.record.row())

@@ -32,6 +32,7 @@ from narrowcast.laws.small_tasks import (
     train_everyone,
 )
 from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MaskedFactorisation, MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP
@@ -239,14 +240,40 @@ def permuting_the_clients_of_a_chunk_changes_no_record(case: Trained) -> None:
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
     initial = algorithm.init_clients(task)
     lines: set[tuple[Any, ...]] = set()
+    metrics: list[Arrays] = []
     for order in permutations([1, 4, 6]):
         clients = np.array(order)
         state = _rows(initial, clients)
-        ledger = algorithm.train(broadcast, ClientChunk(1, 0, clients, state), task).ledger
+        result = algorithm.train(broadcast, ClientChunk(1, 0, clients, state), task)
+        ledger, ascending = result.ledger, np.argsort(clients)
+        own = {name: metric.take(ascending) for name, metric in result.metrics.items()}
+        metrics.append({name: np.stack([metric.values, metric.weight]) for name, metric in own.items()})
         require(ledger.client.tolist() == list(order), f"the ledger of {list(order)} is of {ledger.client.tolist()}")
         columns = (ledger.client, ledger.rank, ledger.uplink_bits, ledger.examples, ledger.delivered)
         lines |= set(zip(*columns, strict=True))
     require(len(lines) == 3, f"three clients have {len(lines)} different lines")
+    for name, wanted in metrics[0].items():
+        same = all(np.allclose(other[name], wanted, rtol=1e-4, atol=1e-6, equal_nan=True) for other in metrics)
+        require(same, f"the metric {name} of a client depends on its place in the chunk")
+
+
+def what_clients_use_does_not_depend_on_held_out_samples(case: Trained) -> None:
+    """Give the held-out samples of a classification other labels, and compare the models of clients after round 1."""
+    algorithm, task = case.algorithm, case.task
+    if not (algorithm.personalises and isinstance(data := task.data, Samples)):
+        return
+    wrong = [Labelled(part.features, part.labels[::-1].copy()) for part in (data.validation, data.test)]
+    server = stepped_server(algorithm, task, case.free)
+    broadcast = algorithm.broadcast(server, task, 2).arrays
+    chunk = ClientChunk(2, 0, np.arange(N_CLIENTS), case.free.state)
+    models = (
+        algorithm.own_models(broadcast, chunk, variant)
+        for variant in (task, replace(task, data=replace(data, validation=wrong[0], test=wrong[1])))
+    )
+    for part, other in zip(*models, strict=True):
+        require(not (differing := _differing(part.parameters, other.parameters)), f"{differing} saw held-out samples")
+        places = {values.shape[0] for values in part.parameters.values()}
+        require(places <= {1, len(part.places)}, f"{len(part.places)} clients use {places} models")
 
 
 def local_calls_divide_the_clients_of_a_chunk(case: Trained) -> None:
@@ -456,6 +483,7 @@ LAWS = (
     the_model_changes_and_the_bits_add_up,
     client_state_has_a_row_for_each_client,
     permuting_the_clients_of_a_chunk_changes_no_record,
+    what_clients_use_does_not_depend_on_held_out_samples,
     local_calls_divide_the_clients_of_a_chunk,
     with_limits_results_do_not_depend_on_placement_or_resume,
     no_client_exceeds_its_budget,

@@ -414,6 +414,14 @@ class Algorithm(ABC):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the state after this round, from the sum over all chunks."""
 
+    def step_metrics(self, before: Arrays, after: Arrays, total: Arrays, task: Task) -> Mapping[str, float]:
+        """Return metrics of a step of the server, from its state before and after it and the sum; none by default.
+
+        Each is a column of the round. What `step` alone knows, it keeps in the state.
+        """
+        del before, after, total, task
+        return {}
+
     @abstractmethod
     def final(self, server: Arrays) -> Arrays:
         """Return the global parameters that a server state stands for."""

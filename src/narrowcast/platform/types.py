@@ -345,6 +345,39 @@ class ClientLedger:
 
 
 @dataclass(frozen=True)
+class Weighted:
+    """The values of a metric of clients, and their weights in its mean over the round; [C] each.
+
+    A client of weight 0 is left out, and may have any value.
+    """
+
+    values: FloatArray
+    weight: FloatArray
+
+    def take(self, indices: IntArray | BoolArray) -> Weighted:
+        """Return the values and weights of these clients."""
+        return Weighted(self.values[indices], self.weight[indices])
+
+    @property
+    def mean(self) -> float:
+        """The weighted mean; NaN over no client."""
+        counted = self.take(self.weight > 0)
+        if not len(counted.weight):
+            return float("nan")
+        return float((counted.values * counted.weight).sum() / counted.weight.sum())
+
+
+def joined_metrics(parts: Sequence[Mapping[str, Weighted]]) -> dict[str, Weighted]:
+    """Return the metrics of the clients of all parts, one part after the other."""
+
+    def joined(name: str, column: str) -> FloatArray:
+        return np.concatenate([getattr(part[name], column) for part in parts if name in part])
+
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: Weighted(joined(name, "values"), joined(name, "weight")) for name in names}
+
+
+@dataclass(frozen=True)
 class RoundLedger:
     """Account of each client of a round; all [C], in ascending order of clients.
 
@@ -372,6 +405,7 @@ class ChunkResult:
     wall time of the chunk on its host, and `encode_seconds` the part of it spent on uploads. `values_cut` of the
     `values` that are sent as integers of a fixed range were larger than the range, which the server cannot see.
     `touched_bits` is the size of the clients' changed rows in float32, all columns; 0 for updates that are not rows.
+    `metrics` [C] each are what clients report of themselves, in the ledger's order; those that delivered are counted.
     """
 
     index: int
@@ -384,6 +418,7 @@ class ChunkResult:
     values_cut: int = 0
     values: int = 0
     touched_bits: int = 0
+    metrics: Mapping[str, Weighted] = field(default_factory=dict)
 
     @classmethod
     def of_dropped(cls, chunk: Chunk) -> ChunkResult:
@@ -412,7 +447,8 @@ class RoundRecord:
     `mean_rank` is None if updates have no rank. `clipped_share` is the share of the values sent that `secure.clip` cut,
     as the simulation measures it; None without `secure`. `allocation_bits` are those of the round's bits, up and down,
     that allocate the uplink (channel states, grants); not attributed to any client. `touched_bits` would be the round's
-    uplink if clients sent their changed rows in float32, all columns; 0 for updates that are not rows.
+    uplink if clients sent their changed rows in float32, all columns; 0 for updates that are not rows. `metrics` are
+    the algorithm's own, of its clients and of its server's step; each is a column.
     """
 
     round: int
@@ -432,6 +468,25 @@ class RoundRecord:
     clipped_share: float | None = None
     allocation_bits: int = 0
     touched_bits: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """Return the columns of the round, one for each metric too."""
+        columns = dict(vars(self))
+        metrics = columns.pop("metrics")
+        return {**columns, **metrics}
+
+
+ROUND_COLUMNS = frozenset(
+    (
+        *(column.name for column in fields(RoundRecord)),
+        *(f"{part}_wall_seconds" for part in ("round", "broadcast", "train", "encode", "aggregate", "evaluate", "log")),
+        *("wall_seconds", "logged_at_ms"),
+    )
+)
+"""The columns of a round's row of the journal that are not metrics."""
+METRIC_NAME = r"[\w@: -]+"
+"""Names of metrics: a dot separates the split from the name, and MLflow takes no other characters."""
 
 
 class RunInput:

@@ -29,6 +29,7 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.rounds.closing import metrics_of_round
 from narrowcast.platform.rounds.contract_checks import (
     check_arrays,
     check_broadcast,
@@ -381,10 +382,13 @@ def try_round(experiment: Experiment, task: Task) -> None:
         check_result(result, chunk, method_of(algorithm, "train"))
     with _tried(algorithm, "step"), np.errstate(over="ignore", invalid="ignore"):
         try:
-            stepped = algorithm.step(server, broadcast.arrays, algorithm.fold([result.partial]), task, 1)
+            total = algorithm.fold([result.partial])
+            stepped = algorithm.step(server, broadcast.arrays, total, task, 1)
         except UserError:
             return  # some servers refuse one client
         check_step(algorithm, server, stepped, grows=algorithm.traits.grows)
+    with _tried(algorithm, "step_metrics"):
+        metrics_of_round(algorithm, [result], algorithm.step_metrics(server, stepped, total, task))
     with _tried(algorithm, "final"):
         final = check_final(algorithm, parameters, stepped)
     if algorithm.traits.global_model:

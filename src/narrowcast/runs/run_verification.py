@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -199,7 +199,7 @@ class _RunVerification:
             for outcome in islice(outcomes, count):
                 number = outcome.record.round
                 entry, row = entries[number], self._row(number)
-                repeated = {**asdict(outcome.record), **outcome.metrics}
+                repeated = {**outcome.record.row(), **outcome.metrics}
                 recorded = {name: value for name, value in row.items() if name in repeated}
                 recorded |= evaluation(row)
                 problem = difference(repeated, recorded, left_out)

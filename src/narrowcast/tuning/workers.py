@@ -8,7 +8,6 @@ Trials of experiments as a worker runs them: several together, with a message af
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -207,7 +206,7 @@ def _evaluation(
             return Evaluation(trial.key, None, failed=str(outcome))
         if not outcome.metrics:
             return None
-        record = asdict(outcome.record)
+        record = outcome.record.row()
         # Trials are selected on validation, so their test metrics are dropped here, where they are measured.
         kept = {name: value for name, value in outcome.metrics.items() if trial.on_test or not name.startswith("test.")}
         rows.append({**{name: record[name] for name in _KEPT}, "wall_seconds": seconds, **kept})

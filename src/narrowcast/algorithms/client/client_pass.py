@@ -28,7 +28,7 @@ from narrowcast.algorithms.client.uploads import (
 )
 from narrowcast.algorithms.codecs.chain import Codec, Stages
 from narrowcast.platform.contracts import Algorithm, Task
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, LocalUpdates
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, LocalUpdates, Weighted
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Contribution:
     own; clients that did not deliver, or of weight 0, may hold anything. divisor [C] is what the server divides by,
     None for the weight; sums [C, ...] are added up as they are; each [C, ...] is not added up: the server is given the
     rows of the clients that delivered. state [C, ...] is the clients' next state, besides what they learnt for
-    themselves.
+    themselves. metrics [C] are columns of the round, their weighted means over the clients that delivered: measured by
+    the simulation, as the loss is, and neither sent nor known to the server.
     """
 
     tensors: Arrays = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Contribution:
     sums: Arrays = field(default_factory=dict)
     each: Arrays = field(default_factory=dict)
     state: Arrays = field(default_factory=dict)
+    metrics: Mapping[str, Weighted] = field(default_factory=dict)
 
     def apart(self) -> Contribution:
         """Return the contribution with tensors and weights of each client in place of their sum."""
@@ -128,7 +130,8 @@ class ClientPass(Algorithm, BaseModel, ABC):
         (trained,) = updates
         contribution, uploads = self.contributed(broadcast, chunk, task, trained)
         counted = contribution if self.sums_up else contribution.apart()
-        return chunk_result(chunk, trained, uploads, counted.partial(uploads.delivered), state=contribution.state)
+        result = chunk_result(chunk, trained, uploads, counted.partial(uploads.delivered), state=contribution.state)
+        return replace(result, metrics=contribution.metrics)
 
     def contributed(
         self, broadcast: Arrays, chunk: Chunk, task: Task, trained: LocalUpdates

@@ -7,24 +7,15 @@ Letters: x the server's model, y_u client u's copy of it, v_u its own model, g t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.client.client_pass import Arrived, Contribution
-from narrowcast.algorithms.client.uploads import where_client, zeros_of_clients
-from narrowcast.algorithms.federated.fedavg import Averaging, model_of
-from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
+from narrowcast.algorithms.federated.fedavg import model_of
+from narrowcast.algorithms.federated.personal import Personal
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.types import Arrays, Chunk, Gradient, LocalTerms, PrefixedArrays
-
-_OWN = PrefixedArrays("personal/")
-"""v_u less the model before round 1, [U, ...]: zeros until a client takes part."""
+from narrowcast.platform.types import Arrays, Chunk, Gradient
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class MixedStep:
         return {name: self.alpha * slots[name] + (1 - self.alpha) * shared for name, shared in values.items()}
 
 
-class APFL(Averaging):
+class APFL(Personal):
     """Clients use alpha v_u + (1 - alpha) x, and the mean of the y_u moves x as in FedAvg.
 
     v_u never leaves the client: it sends and receives what FedAvg's does, and computes twice as many gradients.
@@ -87,47 +78,14 @@ class APFL(Averaging):
         "the paper, or after it, as in the released code",
     )
 
-    def check(self, task: Task) -> None:
-        """Raise `UserError` for models other than networks, whose training takes no steps of an algorithm's own."""
-        super().check(task)
-        if not isinstance(task.model, NeuralNetwork):
-            raise UserError(
-                f"algorithm.kind = {self.kind} trains networks, not {task.model.kind}, whose clients keep factors of "
-                "their own anyway; use fedmf"
-            )
-        only_gradient_descent(task, f"algorithm.kind = {self.kind} trains two models by steps along their gradients")
-        if momentum := task.training.traits.momentum:
-            raise UserError(f"training.momentum = {momentum:g}: the steps of {self.kind} have no momentum; set 0")
-
-    def init_clients(self, task: Task) -> Arrays:
-        """Return the clients' private parameters, v_u, and the codec's state."""
-        personal = zeros_of_clients(self.parameters(task), task.data.n_clients)
-        return {**super().init_clients(task), **_OWN.add(personal)}
-
-    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
-        """Return the steps of y and v; with alpha = 0 plain SGD, since v is not used."""
-        if self.alpha == 0:
-            return LocalTerms()
-        return LocalTerms(rule=MixedStep(self.alpha, self.own_gradient == "after"), own=self._own(chunk, task))
-
-    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
-        """Return y_u - x as FedAvg does, and v_u unless it left the finite numbers."""
-        start, personal = task.initial_parameters(), {}
-        for name, values in arrived.updates.slots.items():
-            finite = np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1))
-            before = np.asarray(chunk.state[_OWN.name(name)])
-            personal[name] = where_client(finite, np.asarray(values) - start[name], before)
-        return replace(super().contribution(broadcast, chunk, task, arrived), state=_OWN.add(personal))
+    def rule(self) -> MixedStep | None:
+        """Return the steps of y and v; None with alpha = 0, since v is not used."""
+        return MixedStep(self.alpha, self.own_gradient == "after") if self.alpha else None
 
     def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
         """Return alpha v_u + (1 - alpha) x, [C, ...]."""
-        personal, model = self._own(chunk, task), self.final(model_of(broadcast))
+        personal, model = super().personal(broadcast, chunk, task), self.final(model_of(broadcast))
         return {
             name: (self.alpha * personal[name] + (1 - self.alpha) * values).astype(values.dtype)
             for name, values in model.items()
         }
-
-    def _own(self, chunk: Chunk, task: Task) -> dict[str, NDArray[Any]]:
-        """Return v_u of each client of the chunk, [C, ...]."""
-        start = task.initial_parameters()
-        return {name: values + start[name] for name, values in _OWN.of(chunk.state).items()}

@@ -51,6 +51,7 @@ from narrowcast.platform.types import (
     IntArray,
     LocalTerms,
     LocalUpdates,
+    joined_metrics,
 )
 
 
@@ -309,7 +310,7 @@ class Submodel(ClientPass):
 
     def send(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
         """Send y_u - x of each slice, and add up w_u (y_u - x) and w_u entry by entry."""
-        parts, uploads = self._parts(broadcast, chunk, task), []
+        parts, uploads, metrics = self._parts(broadcast, chunk, task), [], []
         model, in_all = self.final(broadcast), np.zeros(())
         total: dict[str, NDArray[Any]] = {name: np.zeros_like(values) for name, values in model.items()}
         weights = {name: np.zeros(values.shape) for name, values in model.items()}
@@ -318,9 +319,12 @@ class Submodel(ClientPass):
             of_slice = TensorSum.of(contribution.partial(sent.delivered))
             part.add(total, weights, of_slice.tensors, float(of_slice.weight))
             uploads.append(sent)
+            metrics.append(contribution.metrics)
             in_all += of_slice.weight
         positions, sums = [part.positions for part in parts], TensorSum(total, in_all, weights).arrays()
-        return chunk_result(chunk, joined_updates(positions, updates), joined_uploads(positions, uploads), sums)
+        result = chunk_result(chunk, joined_updates(positions, updates), joined_uploads(positions, uploads), sums)
+        order = np.argsort(np.concatenate(positions))
+        return replace(result, metrics={name: values.take(order) for name, values in joined_metrics(metrics).items()})
 
     def _parts(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[SlicePart]:
         """Return the clients of a chunk by slice, and by their labels where others are masked."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from narrowcast.platform.types import (
     FloatArray,
     IntArray,
     PayloadError,
+    joined_metrics,
 )
 
 logger = logging.getLogger(__name__)
@@ -310,6 +311,7 @@ class SecureAggregation(Algorithm):
             values_cut=int(cut),
             touched_bits=sum(result.touched_bits for result in results),
             values=int(values),
+            metrics=joined_metrics([result.metrics for result in results]),
         )
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
@@ -319,6 +321,10 @@ class SecureAggregation(Algorithm):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the plain algorithm's next server state."""
         return self.algorithm.step(server, broadcast, total, task, round_index)
+
+    def step_metrics(self, before: Arrays, after: Arrays, total: Arrays, task: Task) -> Mapping[str, float]:
+        """Return the plain algorithm's."""
+        return self.algorithm.step_metrics(before, after, total, task)
 
     def final(self, server: Arrays) -> Arrays:
         """Return the plain algorithm's global parameters."""

@@ -58,13 +58,12 @@ from narrowcast.platform.models.modules import (
 )
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.seeds import isolated
-from narrowcast.platform.types import Arrays, FloatArray, IntArray
+from narrowcast.platform.types import METRIC_NAME, Arrays, FloatArray, IntArray
 
 _MOST_PARAMETERS = 2**30
 _EVALUATION_WORD = 0x510E_527F_ADE6_82D1
 """The seed of the generators before a batch of an evaluation, if the module draws from them."""
 _SAMPLES_AT_ONCE = 1000
-_METRIC_NAME = r"[\w@: -]+"  # a dot separates the split from the name, and MLflow takes no other characters
 
 
 class NeuralNetwork(Model, Section):
@@ -257,7 +256,7 @@ class NeuralNetwork(Model, Section):
                 f"model.metrics = {', '.join(names)}: each name may occur once, and loss is reported anyway"
             )
         for name in names:
-            if re.fullmatch(_METRIC_NAME, name) is None:
+            if re.fullmatch(METRIC_NAME, name) is None:
                 raise UserError(
                     f"model.metrics: \"{name}\" should have only letters, digits, '_', '-', '@', ':' and spaces"
                 )

@@ -116,11 +116,11 @@ def depart(live: LiveState, broadcast: Broadcast, clients: IntArray, now: float)
 def close_step(live: LiveState, opened: OpenStep, results: Sequence[ChunkResult]) -> Outcome:
     """Step the server and commit; the caller fills in the outcome's wall time."""
     clock, arrived = live.run.plan.clock, opened.arrived
-    server = step_server(live, opened.broadcast.arrays, weighted_partials(live, opened, results))
-    live.server, live.schedule = server, opened.waiting
+    stepped = step_server(live, opened.broadcast.arrays, weighted_partials(live, opened, results))
+    live.schedule = opened.waiting
     now = opened.now + (clock.server_seconds if len(arrived) else clock.idle_seconds)
     ledger = account_arrived(live, arrived, results)
-    return commit(live, opened.broadcast, results, ledger, now, now - live.simulated_seconds)
+    return commit(live, stepped, opened.broadcast, results, ledger, now, now - live.simulated_seconds)
 
 
 def weighted_partials(live: LiveState, opened: OpenStep, results: Sequence[ChunkResult]) -> list[Arrays]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from narrowcast.platform.contracts import Broadcast
-from narrowcast.platform.errors import NoLearningError, UnresumableFailure
+from narrowcast.platform.contracts import Algorithm, Broadcast
+from narrowcast.platform.errors import NoLearningError, UnresumableFailure, UserError
 from narrowcast.platform.rounds.chunks import OpenRound
-from narrowcast.platform.rounds.contract_checks import check_step
+from narrowcast.platform.rounds.contract_checks import check_round_metrics, check_step, method_of
 from narrowcast.platform.rounds.evaluation import evaluate
 from narrowcast.platform.rounds.opening import account, late_clients
 from narrowcast.platform.rounds.outcome import Outcome, Timing
@@ -31,6 +32,7 @@ from narrowcast.platform.types import (
     RoundLedger,
     RoundRecord,
     all_finite,
+    joined_metrics,
 )
 
 CHANNEL_STATE_BITS = 16
@@ -60,38 +62,47 @@ def allocation_bits(live: LiveState, opened: OpenRound) -> Overhead:
 def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResult]) -> Outcome:
     """Step the server and commit a synchronous round; the caller fills in the outcome's wall time."""
     clock = live.run.plan.clock
-    server = step_server(live, opened.broadcast.arrays, [result.partial for result in results if not result.dropped])
+    stepped = step_server(live, opened.broadcast.arrays, [result.partial for result in results if not result.dropped])
     ledger = account(opened, results)
     _, until = late_clients(opened, ledger.seconds, ledger.uplink_bits)
     seconds = clock.round_seconds(np.minimum(ledger.seconds, until))
     if not results:
         seconds += clock.idle_seconds
     overhead = allocation_bits(live, opened)
-    live.server, now = server, live.simulated_seconds + seconds
-    return commit(live, opened.broadcast, results, ledger, now, seconds, overhead)
+    now = live.simulated_seconds + seconds
+    return commit(live, stepped, opened.broadcast, results, ledger, now, seconds, overhead)
 
 
-def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) -> Arrays:
+class Stepped(NamedTuple):
+    """A server state after a step, and the algorithm's metrics of that step."""
+
+    server: Arrays
+    metrics: Mapping[str, float]
+
+
+def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) -> Stepped:
     """Return the next server state, from the partial sums in the order of the chunks; without any, the present one.
 
     Raise `NoLearningError` if the global model is no longer finite.
     """
     if not partials:
-        return live.server
+        return Stepped(live.server, {})
     algorithm, task, round_index = live.run.algorithm, live.run.task, live.round_index + 1
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as not finite, see below
-        server = algorithm.step(live.server, broadcast, algorithm.fold(partials), task, round_index)
+        total = algorithm.fold(partials)
+        server = algorithm.step(live.server, broadcast, total, task, round_index)
     check_step(algorithm, live.server, server, grows=live.run.traits.grows)
     if not all_finite(*algorithm.final(server).values()):
         raise NoLearningError(
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
             f"(now {task.training.traits.rate_text}) and run again"
         )
-    return server
+    return Stepped(server, algorithm.step_metrics(live.server, server, total, task))
 
 
 def commit(
     live: LiveState,
+    stepped: Stepped,
     broadcast: Broadcast,
     results: Sequence[ChunkResult],
     ledger: RoundLedger,
@@ -99,11 +110,11 @@ def commit(
     seconds: float,
     overhead: Overhead = Overhead(),  # noqa: B008 - a tuple
 ) -> Outcome:
-    """Advance a run whose server has stepped to simulated second `now`; evaluate and snapshot it if that is due.
+    """Advance a run by a step of its server to simulated second `now`; evaluate and snapshot it if that is due.
 
     The round took `seconds` of simulated time. `overhead` is not attributed to any client.
     """
-    plan, round_index = live.run.plan, live.round_index + 1
+    plan, round_index, live.server = live.run.plan, live.round_index + 1, stepped.server
     if not math.isfinite(now):
         raise UnresumableFailure(
             f"round {round_index}: its simulated time is {now}; lower the seconds of clock, or raise the rates"
@@ -124,7 +135,25 @@ def commit(
     must_keep = any(result.dropped for result in results)
     due = must_keep or plan.keeps(round_index, host_clock().monotonic() - live.kept_at)
     record = record_of(live, ledger, seconds, results, (uplink, downlink), sum(overhead))
+    record = replace(record, metrics=metrics_of_round(live.run.algorithm.plain, results, stepped.metrics))
     return Outcome(record, ledger, metrics, 0.0, live.snapshot() if due else None, timing)
+
+
+def metrics_of_round(
+    algorithm: Algorithm, results: Sequence[ChunkResult], of_step: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the means of the metrics of clients that delivered, in the order of the chunks, and those of the step."""
+    parts = [
+        {name: values.take(result.ledger.delivered) for name, values in result.metrics.items()}
+        for result in results
+        if not result.dropped
+    ]
+    of_clients = {name: values.mean for name, values in joined_metrics(parts).items()}
+    method = method_of(algorithm, "step_metrics")
+    own = check_round_metrics(of_step, method)
+    if both := of_clients.keys() & own.keys():
+        raise UserError(f"{method} returned {min(both)!r}, a metric of contributions too; name one of them otherwise")
+    return {**check_round_metrics(of_clients, method_of(algorithm, "contribution")), **own}
 
 
 def record_of(

@@ -6,6 +6,7 @@ here with what its contract asks for: one line names the class, the method and t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,17 @@ import numpy as np
 from narrowcast.platform.config.plugins import is_own, line_of
 from narrowcast.platform.contracts import Algorithm, Broadcast, Traits
 from narrowcast.platform.errors import RunFailed, UserError, described
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, LocalUpdates, Payload
+from narrowcast.platform.types import (
+    METRIC_NAME,
+    ROUND_COLUMNS,
+    Arrays,
+    Chunk,
+    ChunkResult,
+    ClientLedger,
+    LocalUpdates,
+    Payload,
+    Weighted,
+)
 
 _SHOWN = 3
 
@@ -142,6 +153,11 @@ def check_result(result: Any, chunk: Chunk, method: str) -> None:
     if not isinstance(result.ledger, ClientLedger):
         raise UserError(f"{method} returned {noun(result.ledger)} as ledger; return a ClientLedger")
     columns = {f"ledger.{name}": values for name, values in vars(result.ledger).items()}
+    for name, metric in result.metrics.items():
+        if not isinstance(metric, Weighted):
+            raise UserError(f"{method} returned {noun(metric)} as the metric {name!r}; return Weighted(values, weight)")
+        columns |= {f"metrics.{name}.{part}": values for part, values in vars(metric).items()}
+    check_round_metrics(dict.fromkeys(result.metrics, 0.0), method)
     _check_rows(columns, len(chunk.clients), method)
     if not np.array_equal(result.ledger.client, chunk.clients):
         raise UserError(f"{method} returned a ledger of the clients {result.ledger.client}, not of {chunk.clients}")
@@ -156,6 +172,19 @@ def check_metrics(metrics: Any, method: str) -> Mapping[str, float]:
         if not isinstance(value, int | float | np.number):
             raise UserError(f"{method} returned {noun(value)} for {name!r}; return a number")
     return metrics
+
+
+def check_round_metrics(metrics: Any, method: str) -> Mapping[str, float]:
+    """Return the metrics of a round; raise `UserError` unless each is a number with a name for a column of its own."""
+    for name in check_metrics(metrics, method):
+        if name in ROUND_COLUMNS:
+            raise UserError(f"{method} returned the metric {name!r}, which is a column of every round; rename it")
+        if re.fullmatch(METRIC_NAME, str(name)) is None:
+            raise UserError(
+                f"{method} returned the metric {name!r}; its name should have only letters, digits, '_', '-', '@', ':' "
+                "and spaces"
+            )
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def _check_rows(columns: Mapping[str, Any], n_clients: int, method: str) -> None:

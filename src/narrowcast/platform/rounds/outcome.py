@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from narrowcast.platform.rounds.state import RunState
@@ -69,7 +69,7 @@ class Outcome:
     def row(self) -> dict[str, Any]:
         """Return the round's row of the journal, without its metrics and the time since the start of the run."""
         parts = {f"{part}_wall_seconds": seconds for part, seconds in vars(self.timing).items()}
-        return {**asdict(self.record), "round_wall_seconds": self.wall_seconds, **parts}
+        return {**self.record.row(), "round_wall_seconds": self.wall_seconds, **parts}
 
     def entry(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the round's line of the journal: its whole row, the ledger of its clients, and their metrics."""

@@ -1,0 +1,184 @@
+"""Models of clients' own beside the global one: their state, and the averaging around it.
+
+Letters: x the server's model, y_u client u's copy of it, v_u its own model.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
+from narrowcast.algorithms.client.uploads import Message, where_client, zeros_of_clients
+from narrowcast.algorithms.federated.fedavg import Averaging, model_of
+from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
+from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
+from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.types import Arrays, Chunk, LocalRule, LocalTerms, LocalUpdates, PrefixedArrays
+
+
+@dataclass(frozen=True)
+class PersonalState:
+    """Tensors that each client keeps, [U, ...], which begin as the global ones before round 1.
+
+    The state has their differences from `start`, the tensors before round 1: zeros, which take no memory until a client
+    takes part.
+    """
+
+    prefix: str = "personal/"
+
+    @property
+    def _arrays(self) -> PrefixedArrays:
+        return PrefixedArrays(self.prefix)
+
+    def init(self, start: Arrays, n_clients: int) -> dict[str, NDArray[Any]]:
+        """Return the state of all clients before round 1, under its full names."""
+        return self._arrays.add(zeros_of_clients(start, n_clients))
+
+    def of(self, chunk: Chunk, start: Arrays) -> dict[str, NDArray[Any]]:
+        """Return the tensors of a chunk's clients, [C, ...]."""
+        return {name: values + start[name] for name, values in self._arrays.of(chunk.state).items()}
+
+    def kept(self, chunk: Chunk, start: Arrays, values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Return the state after clients learnt these tensors [C, ...]; as it was where they are not finite."""
+        state = {}
+        for name, learnt in values.items():
+            finite = np.asarray(np.isfinite(learnt).reshape(len(learnt), -1).all(axis=1))
+            before = np.asarray(chunk.state[self._arrays.name(name)])
+            state[name] = where_client(finite, np.asarray(learnt) - start[name], before)
+        return self._arrays.add(state)
+
+
+OWN = PersonalState()
+
+
+class Personal(Averaging):
+    """Averaging whose clients train a model of their own, v_u, beside the copy of the global one that they send.
+
+    v_u never leaves the client, which sends and receives what FedAvg's does. A subclass says the steps of both in
+    `rule`, and what a client uses in `personal`: v_u, unless it is overridden. `evaluate_clients` measures that; other
+    evaluations are those of x.
+    """
+
+    @abstractmethod
+    def rule(self) -> LocalRule | None:
+        """Return the local steps: `own` has v_u, and slots of the parameters' names the next v_u; None: v_u stays."""
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` for models other than networks, whose training takes no steps of an algorithm's own."""
+        super().check(task)
+        if not isinstance(task.model, NeuralNetwork):
+            raise UserError(
+                f"algorithm.kind = {self.kind} trains networks, not {task.model.kind}, whose clients keep factors of "
+                "their own anyway; use fedmf"
+            )
+        only_gradient_descent(task, f"algorithm.kind = {self.kind} trains two models by steps along their gradients")
+        if momentum := task.training.traits.momentum:
+            raise UserError(f"training.momentum = {momentum:g}: the steps of {self.kind} have no momentum; set 0")
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the clients' private parameters, v_u, and the codec's state."""
+        return {**super().init_clients(task), **OWN.init(self.parameters(task), task.data.n_clients)}
+
+    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
+        """Return the steps of y_u and v_u; plain SGD without a rule."""
+        if (rule := self.rule()) is None:
+            return LocalTerms()
+        return LocalTerms(rule=rule, own=OWN.of(chunk, self.parameters(task)))
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return y_u - x as FedAvg does, and v_u unless it left the finite numbers."""
+        start, slots = self.parameters(task), arrived.updates.slots
+        own = OWN.kept(chunk, start, {name: slots[name] for name in start if name in slots})
+        return replace(super().contribution(broadcast, chunk, task, arrived), state=own)
+
+    def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
+        """Return v_u of each client, [C, ...]."""
+        del broadcast
+        return OWN.of(chunk, self.parameters(task))
+
+
+_UNSHARED = PrefixedArrays(SERVER_ONLY.name("unshared/"))
+"""The tensors that clients keep, as they were before round 1: they complete the global model, and are never sent."""
+
+
+class PartlyShared(Averaging):
+    """Averaging of a part of the model; the tensors that `keeps` names stay with each client.
+
+    Clients send, receive and pay for the shared tensors alone, and are measured by `evaluate_clients` with both. The
+    global model has the kept tensors of before round 1.
+    """
+
+    @abstractmethod
+    def keeps(self, name: str) -> bool:
+        """Return whether each client keeps the tensor of this name for itself."""
+
+    def _split(self, tensors: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Return the shared tensors and the kept ones."""
+        kept = {name for name in tensors if self.keeps(name)}
+        return (
+            {name: values for name, values in tensors.items() if name not in kept},
+            {name: values for name, values in tensors.items() if name in kept},
+        )
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` for models other than networks, and unless some tensors are shared."""
+        super().check(task)
+        if not isinstance(task.model, NeuralNetwork):
+            raise UserError(f"algorithm.kind = {self.kind} shares a part of a network, not of {task.model.kind}")
+        if not self.parameters(task):
+            raise UserError(f"algorithm.kind = {self.kind}: clients keep all of {task.model.kind}; share some of it")
+
+    def init(self, task: Task) -> Arrays:
+        """Return x, and the tensors that complete it."""
+        return {**super().init(task), **_UNSHARED.add(self._split(task.initial_parameters())[1])}
+
+    def parameters(self, task: Task) -> Arrays:
+        """Return the shared tensors before round 1."""
+        return self._split(super().parameters(task))[0]
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the clients' private parameters, their kept tensors, and the codec's state."""
+        kept = self._split(task.initial_parameters())[1]
+        return {**super().init_clients(task), **OWN.init(kept, task.data.n_clients)}
+
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
+        """Train the whole model, from x and each client's own tensors."""
+        (call,) = super().local_calls(broadcast, chunk, task)
+        server = {**task.initial_parameters(), **call.server}
+        return [replace(call, server=server, terms=replace(call.terms, start=self.personal(broadcast, chunk, task)))]
+
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Return the changes of the shared tensors."""
+        message = super().message(broadcast, chunk, task, updates)
+        return replace(message, tensors=self._split(message.tensors)[0])
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return y_u - x of the shared tensors, and keep the others unless they left the finite numbers."""
+        start, changes = task.initial_parameters(), self._split(arrived.updates.changes)[1]
+        before = OWN.of(chunk, start)
+        kept = OWN.kept(chunk, start, {name: before[name] + change for name, change in changes.items()})
+        return replace(super().contribution(broadcast, chunk, task, arrived), state=kept)
+
+    def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
+        """Return the state after a step along the changes of x."""
+        return {**super().moved(server, broadcast, changes), **_UNSHARED.add(_UNSHARED.of(server))}
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return x, with the other tensors as they were before round 1."""
+        return {**super().final(server), **_UNSHARED.of(server)}
+
+    def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
+        """Return x with the kept tensors of each client, [C, ...]."""
+        n_clients, own = len(chunk.clients), OWN.of(chunk, task.initial_parameters())
+        shared = {
+            name: np.broadcast_to(values, (n_clients, *values.shape)) for name, values in model_of(broadcast).items()
+        }
+        return {name: own[name] if name in own else shared[name] for name in task.initial_parameters()}
