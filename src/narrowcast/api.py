@@ -1,11 +1,8 @@
-"""The public API: the functions of `nc`, and the classes by their names.
+"""The public API: the functions of `nc`, and the classes that experiments are made of, by their names.
 
-The functions of the public API: run, solve, tune, benchmark, compare, site, submit, load_run, rounds and iterations.
-
-They raise `UserError` for bad input and `RunFailed` for a run that could not be finished. All of them may be called
-from a script, a notebook, a thread, or a coroutine (`await asyncio.to_thread(nc.run, ...)` keeps its loop responsive).
-
-The classes that experiments are made of, by their names: `nc.data.Digits`, `nc.models.MLP`, `nc.codecs.Quantise`.
+The functions raise `UserError` for bad input and `RunFailed` for a run that could not be finished. All of them may be
+called from a script, a notebook, a thread, or a coroutine (`await asyncio.to_thread(nc.run, ...)` keeps its loop
+responsive).
 """
 
 from __future__ import annotations
@@ -77,7 +74,8 @@ REGISTRY_NAMES = {
 class Namespace:
     """The classes of one registry: those of the catalog, and those of installed packages by their entry points.
 
-    They are imported when one of them is first used.
+    They are attributes, such as `nc.data.Digits`, `nc.models.MLP` and `nc.codecs.Quantise`, and are imported when one
+    of them is first used.
     """
 
     def __init__(self, name: str) -> None:

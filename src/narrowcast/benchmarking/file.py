@@ -1,8 +1,6 @@
-"""The file and the folder of a benchmark.
+"""The file of a benchmark, its instances, and the folder that keeps how each of them ended.
 
-A benchmark file: problems, solvers, seeds and the end of each solve; its instances are all combinations.
-
-The folder of a benchmark: its file, the runs of its instances, and how each ended.
+The file has problems, solvers, seeds and the end of each solve; its instances are all combinations.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""The run of a benchmark: a queue of instances, the workers that solve them, and what is shown meanwhile.
+"""The run of a benchmark, from its checks to its result: instances, the workers that solve them, and the display.
 
-One instance of a benchmark as a worker solves it: a new or resumed run in the benchmark's folder.
-
-Progress of a benchmark: a line for each instance that ends, and on a terminal those that run below.
-
-The instances of a benchmark that have not ended, as the queue that `dispatch` gives workers their jobs from.
-
-A benchmark from its checks to its result: instances side by side, those that have ended left out.
+Instances run side by side, and those that have ended are left out. The rest are the queue from which `dispatch` gives
+workers their jobs. A worker solves an instance as a new or resumed run in the benchmark's folder.
 """
 
 from __future__ import annotations
@@ -160,7 +155,7 @@ def _prepared(job: InstanceJob, problem: Problem) -> PreparedSolve:
 
 
 class BenchmarkDisplay:
-    """An `Observer` that prints."""
+    """An `Observer` that prints a line for each instance that ends, and on a terminal the instances that run below."""
 
     def __init__(self, instances: Sequence[Instance], left: Sequence[Instance], console: Console) -> None:
         self._all, self._ended = len(instances), len(instances) - len(left)

@@ -1,10 +1,6 @@
-"""A run on Ray: the driver actor, the executor that trains chunks on client hosts, and their metrics.
+"""A run on Ray: the executor that trains chunks on client hosts, the driver actor that runs the rounds, and metrics.
 
-The actor that runs the rounds next to the client hosts, and streams their outcomes.
-
-Metrics of a run for Ray, scraped by Prometheus: duration of rounds, throughput and queued chunks.
-
-The executor on Ray: trains the chunks of a round on client hosts, and handles hosts that fail.
+The driver runs next to the client hosts and streams the outcomes of the rounds. The executor handles hosts that fail.
 """
 
 from __future__ import annotations
@@ -192,7 +188,10 @@ _RUN = ("run",)
 
 
 class RunMetrics:
-    """The gauges and counters of a run, each labelled with its name."""
+    """The gauges and counters of a run, each labelled with its name, as Prometheus scrapes them from Ray.
+
+    They are the duration of rounds, the throughput and the queued chunks.
+    """
 
     def __init__(self, run: str) -> None:
         self._labels = {"run": run}
@@ -266,7 +265,7 @@ class Batch:
 
 @ray.remote(num_cpus=0, concurrency_groups={"stop": 1})  # type: ignore[call-overload]
 class Driver:
-    """Owns the client hosts of a run; dies with the process that started it."""
+    """The actor that runs the rounds and owns the client hosts of a run; dies with the process that started it."""
 
     def __init__(self, shared: list[ray.ObjectRef[Any]], request: PlacementRequest, policy: FailurePolicy) -> None:
         # A reference inside a list arrives as a reference, so that the hosts read the same object.

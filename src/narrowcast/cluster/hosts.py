@@ -1,8 +1,6 @@
-"""The client hosts of a run: started, moved and stopped as nodes join, leave and fail.
+"""The client hosts of a run, started, moved and stopped as nodes join, leave and fail, and the service of its keys.
 
-The actor that holds the clients' keys: hosts ask it for their clients' secrets, the driver to open a sum.
-
-The actor that hosts clients.
+Hosts ask the key service for their clients' secrets, and the driver asks it to open a sum.
 """
 
 from __future__ import annotations
@@ -69,9 +67,10 @@ class RemoteKeyStore:
 
 @ray.remote
 class ClientHost:
-    """Trains chunks of clients; their data and profiles are in the object store, their state comes with each call.
+    """The actor that trains chunks of clients.
 
-    A host keeps nothing between rounds, so that a killed one is replaced without losing the state of its clients.
+    The clients' data and profiles are in the object store, and their state comes with each call. A host keeps nothing
+    between rounds, so that a killed one is replaced without losing the state of its clients.
     """
 
     def __init__(self, run: Run, key_store: Any) -> None:

@@ -1,9 +1,4 @@
-"""A session of Ray: a cluster joined or started, the driver run there, and the health of its head.
-
-Health check of the cluster's head; if the head is gone, Ray ends this process within a minute without a message.
-
-Ray on behalf of its backend: joins or starts a cluster, runs the driver actor there, and leaves.
-"""
+"""A session of Ray: a cluster joined or started, the driver run there, and the health of its head."""
 
 from __future__ import annotations
 
@@ -41,7 +36,10 @@ _CONNECT_SECONDS = 3.0
 
 @dataclass
 class Head:
-    """The head at host:port, with the times of the last check and the last answer."""
+    """The head of a cluster at host:port, with the times of the last check and the last answer.
+
+    It is checked because Ray ends this process within a minute without a message if the head is gone.
+    """
 
     address: str
     checked_at: float = field(default_factory=time.monotonic)

@@ -1,6 +1,6 @@
 """The pages of the reference, in Markdown: files, registries and kinds, from the models' fields and docstrings.
 
-Markdown tables of fields: type and range, unit, default and description, from their JSON Schema.
+A table of fields, with type and range, unit, default and description, is made from their JSON Schema.
 """
 
 from __future__ import annotations

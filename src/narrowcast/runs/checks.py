@@ -1,8 +1,8 @@
-"""A check of a run's files with its verdict, and the first difference between what is there and what is expected.
+"""Checks of a run's files: verdicts, differences, the rounds or iterations to repeat, and the sums of a journal.
 
-The choice of the rounds or iterations that a verification repeats: drawn at random, within a budget.
-
-The sums of a journal: bits, times, clients and losses of rounds, and times of iterations.
+A check compares what is there with what is expected and has the first difference. What a verification repeats is drawn
+at random, within a budget. The sums of a journal are bits, times, clients and losses of rounds, and times of
+iterations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Finished runs compared with each other: tables, one figure and a page.
+"""Finished runs compared with each other, experiments or solves: tables, one figure and a page.
 
-Finished solves compared with each other: a table, and the error against iterations and the time of the solver.
-
-The common part of comparisons of finished runs of one kind.
+`RunComparison` has what both kinds share. Solves have their error against iterations and the time of the solver;
+experiments have their metrics against costs, and may be grouped by seed.
 """
 
 from __future__ import annotations

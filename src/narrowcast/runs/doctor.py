@@ -1,8 +1,6 @@
-"""Checks of the environment of a run, and of the addresses on which Ray listens.
+"""Checks of the environment of a run, on this machine and on a cluster, each with advice if it fails.
 
-Checks of the environment of a run, on this machine and on a cluster, each with advice if it fails.
-
-The addresses on which Ray's processes of this user listen, on this machine.
+One of them looks at the addresses on which Ray's processes of this user listen on this machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The common part of finished runs of any kind: their folder, the content of `result.json`, figures and a report.
+"""The common part of finished runs of any kind: folder, content of `result.json`, figures, report, tables and files.
 
-A table of formatted cells, for a terminal, a page or a paper.
-
-Writing arrays by name to a file of the user's choice, in a format whose loading executes no code.
+Tables of formatted cells are for a terminal, a page or a paper. Arrays are written in formats whose loading executes no
+code.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""The folder of a run: its place, tables and settings.
+"""The folder of a run: where it is, whether it may be written or resumed, its tables, and its settings.
 
-The folder of a run: its path, whether it may be written, and whether it holds a run to resume.
-
-Reading a table of a run's folder, and the advice of errors about such a folder.
-
-The settings of finished runs by dotted path, and where they differ.
+The settings of finished runs are read by dotted path, and compared to find where runs differ.
 """
 
 from __future__ import annotations

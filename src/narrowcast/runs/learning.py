@@ -1,11 +1,4 @@
-"""Runs that learn nothing, or not what was meant: errors and warnings.
-
-Runs that learn nothing: why no upload was used or the training diverged, and what to change.
-
-Log lines about the rounds of a run, and the end of a run of which no upload is used.
-
-Warnings before the first round about settings that have no effect.
-"""
+"""Runs that learn nothing, or not what was meant: errors that say what to change, log lines of rounds, and warnings."""
 
 from __future__ import annotations
 
@@ -181,7 +174,7 @@ logger = logging.getLogger(__name__)
 
 
 def watch_rounds(name: str, experiment: Experiment, run: Run, journal: Journal) -> Callable[[Outcome], None]:
-    """Return the function to be called after each round.
+    """Return the function to be called after each round, which logs its lines.
 
     It raises `NoLearningError` after `MAX_ROUNDS_WITHOUT_UPDATES` rounds without a delivered update.
     """

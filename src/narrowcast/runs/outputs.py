@@ -1,7 +1,4 @@
-"""The outputs of a finished run: tables, plots, the trained model and `result.json`, and the tags of its MLflow run.
-
-The outputs of a finished solve: its table of iterations, figures, the answer and `result.json`.
-"""
+"""The outputs of a finished run or solve: tables, figures, the model or answer, `result.json`, and tags for MLflow."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The base of prepared runs of any kind: what the recorder needs of them.
+"""The base of prepared runs of any kind, and the place of such a run: its folder and its MLflow store.
 
-The place of a run of any kind: its folder and its MLflow store, new or as a run left them.
+A place is new, or as a run that is resumed left it.
 """
 
 from __future__ import annotations

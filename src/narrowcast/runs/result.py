@@ -1,8 +1,6 @@
 """A finished run, read from its folder: metrics, costs, tables, figures and the trained model.
 
 Reading executes no code: the tables are Parquet, the model is safetensors.
-
-The content of a finished run's `result.json`, and its targets as text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """From an experiment or a solve to finished runs: prepare, then record every step until the outputs are written.
 
-The tags and metrics that a finished run is closed with in MLflow.
-
-Rounds and files of a run that MLflow missed while its store was down, sent later.
-
-Recording of a run: each step goes to the journal, to checkpoints and to MLflow; the end writes the outputs.
+A step goes to the journal, to checkpoints and to MLflow. What MLflow missed while its store was down is sent later, by
+`sync_run`.
 """
 
 from __future__ import annotations
@@ -74,7 +71,10 @@ from narrowcast.solve_run import Solve
 
 
 def closing_entries(result: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, float]]:
-    """Return the sha256 of the model or answer, and the costs of the targets, from the content of `result.json`."""
+    """Return the tags and metrics that a finished run is closed with in MLflow, from the content of `result.json`.
+
+    These are the sha256 of the model or answer, and the costs of the targets.
+    """
     name, kind = ("answer_sha256", SolveTargetCost) if "answer_sha256" in result else ("model_sha256", RunTargetCost)
     metrics = [kind.model_validate(target).metrics() for target in result["targets"]]
     return {name: result[name]}, {key: cost for costs in metrics for key, cost in costs.items()}

@@ -1,8 +1,7 @@
 """A finished solve, read from its folder: metrics, times, iterations, figures and the answer.
 
-Reading executes no code: the table is Parquet, the answer is safetensors.
-
-Reading a finished run of any kind, an experiment or a solve.
+Reading executes no code: the table is Parquet, the answer is safetensors. `load_any` reads a finished run of either
+kind.
 """
 
 from __future__ import annotations

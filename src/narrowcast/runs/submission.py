@@ -1,7 +1,4 @@
-"""From a run, a study or a benchmark to a Ray job: a folder of what the cluster does not have, and a command.
-
-Capacity of a cluster for an experiment, checked before anything that takes seconds to import.
-"""
+"""From a run, a study or a benchmark to a Ray job: a folder of what the cluster does not have, and a command."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Verification of a run's folder: what its files say of one another, and what a repetition says of them.
 
-Verification of a solve: its files agree, its answer has the metrics of the journal, iterations can be repeated.
+The checks of a solve are here and those of an experiment in `run_verification`. Those of a solve are that its files
+agree, that its answer has the metrics of the journal, and that iterations can be repeated.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Alternating least squares: with a ridge, plain, and with successive over-relaxation.
-
-Alternating least squares with a ridge, for matrices that are only nearly of low rank, such as ratings.
-
-Power factorisation: alternating least squares.
-
-Low-rank matrix fitting by successive over-relaxation.
-"""
+"""Alternating fits of two factors: ALS with a ridge, power factorisation, and LMaFit with over-relaxation."""
 
 from __future__ import annotations
 
@@ -22,8 +15,9 @@ from narrowcast.solves.factor_solver import FactorSolver, State
 class ALS(FactorSolver):
     """Alternates ridge regressions of the rows of the two factors.
 
-    The objective is the sum over the observed entries of (m_ij - <x_i, y_j>)^2 + a (|x_i|^2 + |y_j|^2), so that a row
-    is decayed by its number of entries. 2 p k^2 operations for the Gram matrices of all rows.
+    It is for matrices that are only nearly of low rank, such as ratings. The objective is the sum over the observed
+    entries of (m_ij - <x_i, y_j>)^2 + a (|x_i|^2 + |y_j|^2), so that a row is decayed by its number of entries. 2 p k^2
+    operations for the Gram matrices of all rows.
 
     Source: Zhou, Wilkinson, Schreiber and Pan, AAIM 2008, section 3.1 (ALS-WR). Differs from the paper: 1. the start is
     the leading singular triples, not the mean ratings and noise.

@@ -1,8 +1,6 @@
-"""The method of Burer and Monteiro: an augmented Lagrangian over the factor of a semidefinite matrix.
+"""The method of Burer and Monteiro: an augmented Lagrangian over the factor V of a semidefinite matrix X = V V'.
 
-The augmented Lagrangian of a semidefinite program over X = V V': values, gradients and exact line searches.
-
-Reduction of an answer's rank to the bound of Barvinok and Pataki, with its constraints and objective kept.
+The rank of an answer can be reduced to the bound of Barvinok and Pataki, its constraints and objective kept.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ from narrowcast.solves.semidefinite import SemidefiniteProgram, semidefinite_pro
 class AugmentedLagrangian:
     """L(V) = <C, V V'> - <y, v> + s |v|^2 / 2 with the violations v = A(V V') - b; y = `dual` [m], s = `penalty`.
 
-    Source: Burer and Monteiro, Mathematical Programming 95, 2003, section 4.
+    Its values, gradients and exact line searches. Source: Burer and Monteiro, Mathematical Programming 95, 2003,
+    section 4.
     """
 
     program: SemidefiniteProgram

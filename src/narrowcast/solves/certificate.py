@@ -1,6 +1,6 @@
 """A lower bound on the least eigenvalue of a sparse symmetric matrix, as proofs of dual feasibility need.
 
-The work of a proof of a bound, counted from the pattern of its matrix before the proof is made.
+The work of a proof is counted from the pattern of its matrix before the proof is made.
 """
 
 from __future__ import annotations

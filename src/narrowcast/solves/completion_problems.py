@@ -1,14 +1,6 @@
-"""Completion problems: observed entries from files, ratings, pictures, or drawn.
+"""Completion problems: observed entries from files, ratings and pictures, or drawn, and the measures of an answer.
 
-A loaded completion problem: observed entries, and how factors are measured against the rest of the matrix.
-
-User-supplied entries, from a table or an .npz file.
-
-Explicit ratings as a completion problem: the matrix that federated factorisations are trained on, in one place.
-
-Pictures of which some pixels are observed.
-
-Synthetic completion problems: matrices of a given rank and condition number, observed at random.
+An answer is two factors, which are measured against the rest of the matrix as far as that is known.
 """
 
 from __future__ import annotations
@@ -285,8 +277,9 @@ _FIELD_OF_DATA = re.compile(rf"\bdata\.(?=(?:{'|'.join(ExplicitRatings.model_fie
 class RatingCompletion(ProblemSource, Section):
     """Ratings of items by users: the training ratings are observed, less their mean, and the test ratings held out.
 
-    Ratings for validation are held out too, where the split has some. Rows are items and columns users. Predictions are
-    clipped to the range of the training ratings.
+    The matrix is the one that federated factorisations are trained on, in one place. Ratings for validation are held
+    out too, where the split has some. Rows are items and columns users. Predictions are clipped to the range of the
+    training ratings.
     """
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER

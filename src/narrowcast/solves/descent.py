@@ -1,16 +1,7 @@
-"""Exact steps along one factor, with the residual carried along.
+"""Gradient descent on the factors of a matrix: exact steps along one factor (ASD), and fixed steps along both.
 
-Alternating steepest descent.
-
-Scaled alternating steepest descent.
-
-Scaled gradient descent.
-
-Factored gradient descent.
-
-Accelerated factored gradient descent.
-
-Gradients of factored gradient descent: in two factors stacked into one, or in the one factor of a PSD matrix.
+ASD and its scaled form carry the residual along and compute it anew every `REFRESH` iterations. Factored gradient
+descent (FGD, AFGD) moves two factors that are stacked into one, or the one factor of a positive semidefinite matrix.
 """
 
 from __future__ import annotations
@@ -69,22 +60,6 @@ def _stepped(
     return factor + step * direction, np.subtract(residual, step * change, out=residual)
 
 
-class ScaledASD(FactorSolver):
-    """Alternates exact steps along the gradients of the two factors, scaled by the other factor's inverse Gram matrix.
-
-    X <- X + t D Y (Y'Y)^-1, then Y <- Y + t D' X (X'X)^-1 with the new X; t minimises the residual.
-
-    Source: Tanner and Wei, Appl. Comput. Harmon. Anal. 40(2), 2016, algorithm 2 (ScaledASD). Differs from the paper: 1.
-    the start is divided by the observed share; 2. the residual is computed anew every 50 iterations.
-    """
-
-    kind: Literal["scaled_asd"] = "scaled_asd"
-
-    def iterate(self, problem: Completion, state: State) -> State:
-        """Return both factors and the residual after a step of each."""
-        return alternating_step(problem, state, scale=True)
-
-
 def alternating_step(problem: Completion, state: State, *, scale: bool) -> State:
     """Return both factors and the residual after a step of each, scaled or not."""
     observed, left, right, residual = problem.observed, state["left"], state["right"], state["residual"]
@@ -109,6 +84,22 @@ class ASD(FactorSolver):
     def iterate(self, problem: Completion, state: State) -> State:
         """Return both factors and the residual after a step of each."""
         return alternating_step(problem, state, scale=False)
+
+
+class ScaledASD(FactorSolver):
+    """Alternates exact steps along the gradients of the two factors, scaled by the other factor's inverse Gram matrix.
+
+    X <- X + t D Y (Y'Y)^-1, then Y <- Y + t D' X (X'X)^-1 with the new X; t minimises the residual.
+
+    Source: Tanner and Wei, Appl. Comput. Harmon. Anal. 40(2), 2016, algorithm 2 (ScaledASD). Differs from the paper: 1.
+    the start is divided by the observed share; 2. the residual is computed anew every 50 iterations.
+    """
+
+    kind: Literal["scaled_asd"] = "scaled_asd"
+
+    def iterate(self, problem: Completion, state: State) -> State:
+        """Return both factors and the residual after a step of each."""
+        return alternating_step(problem, state, scale=True)
 
 
 class ScaledGD(FactorSolver):

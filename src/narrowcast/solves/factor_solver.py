@@ -1,10 +1,7 @@
-"""The common part of solvers on two factors: the spectral start, rank continuation, progress and the answer.
+"""The common part of solvers on two factors: checks, the spectral start, rank continuation, progress and the answer.
 
-Checks of a completion solver against a problem.
-
-The test that ends a solver: its residual against the best so far.
-
-Rank continuation: a low rank is fitted first, and singular triples of the residual are added to it.
+A solver ends by its residual against the best so far. With rank continuation a low rank is fitted first, and singular
+triples of the residual are added to it.
 """
 
 from __future__ import annotations

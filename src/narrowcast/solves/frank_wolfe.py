@@ -1,8 +1,6 @@
-"""Frank-Wolfe with in-face directions, and the thin SVD that it keeps.
+"""Frank-Wolfe with in-face directions: completion over a nuclear-norm ball by steps that keep or lower the rank.
 
-Frank-Wolfe with in-face directions: completion over a nuclear-norm ball by steps that keep or lower the rank.
-
-A thin singular value decomposition that changes by matrices of rank 1.
+The iterate is kept as a thin singular value decomposition, which a step changes by a matrix of rank 1.
 """
 
 from __future__ import annotations

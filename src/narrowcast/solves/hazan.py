@@ -1,10 +1,7 @@
 """Hazan's algorithm: Frank-Wolfe over positive semidefinite matrices of bounded trace, one eigenvector an iteration.
 
-The objective of a Frank-Wolfe method over positive semidefinite matrices of bounded trace, as a contract.
-
-The relaxation of MAXCUT with its unit diagonal as a penalty, over matrices of trace n.
-
-Completion over a nuclear-norm ball as an objective over positive semidefinite matrices of bounded trace.
+An objective is a `SmoothObjective`. There are two: MAXCUT with its unit diagonal as a penalty, over matrices of trace
+n, and completion over a nuclear-norm ball.
 """
 
 from __future__ import annotations

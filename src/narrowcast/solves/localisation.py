@@ -1,12 +1,8 @@
-"""Sensor localisation: networks, the semidefinite program, and Newton steps on its relaxation.
+"""Sensor localisation: networks that are drawn or read from a file, two semidefinite relaxations, and a solver.
 
-Damped Newton steps on positions in more dimensions than the space has: the relaxation of sensor localisation.
-
-Sensor localisation as a semidefinite program: squared distances are linear in the Gram matrix of positions.
-
-Sensor localisation problems: networks that are drawn here, and files of measured distances.
-
-Sensors with measured distances to one another and to anchors, drawn here or read from a file.
+Squared distances are linear in the Gram matrix of the positions. One relaxation is the linear semidefinite program of
+absolute errors. The other has their squares, and the solver minimises it by damped Newton steps on positions in more
+dimensions than the space has.
 """
 
 from __future__ import annotations

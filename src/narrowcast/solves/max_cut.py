@@ -1,8 +1,6 @@
-"""MAXCUT on graphs from files, and on random and toroidal graphs.
+"""MAXCUT on graphs from files and on random and toroidal graphs: the relaxation, its bound, and cuts by rounding.
 
-The semidefinite relaxation of MAXCUT: unit vectors for vertices, its bound, and cuts by rounding.
-
-Cuts from unit vectors by random hyperplanes.
+The relaxation has a unit vector for each vertex; random hyperplanes round the vectors to a cut.
 """
 
 from __future__ import annotations

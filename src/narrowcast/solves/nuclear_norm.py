@@ -1,10 +1,7 @@
-"""The nuclear norm: the ball and its linear minimiser, its semidefinite program, and leading eigenpairs.
+"""The nuclear norm: its semidefinite program, leading eigenpairs and singular pairs, and the metrics of a ball.
 
-Completion under a bound on the nuclear norm: the best matrix of rank 1 for a gradient, and the gap of an answer.
-
-Exact completion of least nuclear norm as a linear semidefinite program.
-
-The largest eigenvalue of a symmetric operator by Lanczos, with full reorthogonalisation.
+Leading pairs are computed by Lanczos with full reorthogonalisation. The best matrix of rank 1 for a gradient follows
+from one, and so does the gap of an answer under a bound on the nuclear norm.
 """
 
 from __future__ import annotations
@@ -75,7 +72,8 @@ def leading_eigenpair(
 ) -> Eigenpair:
     """Return the largest eigenvalue of an operator [n] -> [n] from a start [n], after at most `most` products.
 
-    It ends once the residual is at most `tolerance` times the Ritz value of largest magnitude.
+    The operator is symmetric. It ends once the residual is at most `tolerance` times the Ritz value of largest
+    magnitude.
 
     Source: Kuczynski and Wozniakowski, SIAM J. Matrix Anal. Appl. 13(4), 1992, with a random start.
     """

@@ -1,11 +1,11 @@
 """The observed entries of a matrix, and products of factors on them; the matrix itself is never formed.
 
-Compiled products of factors with a sparse pattern, in tiles of columns that stay in the processor's cache.
+The compiled kernels take a sparse pattern in tiles of columns that stay in the processor's cache. A tile has as many
+columns as hold `TILE_VALUES` factor values. Entries of a row are taken four at a time within a tile, so sums depend on
+the rank and the pattern alone, not on the rows or columns that a call is given.
 
-A tile has as many columns as hold `TILE_VALUES` factor values. Entries of a row are taken four at a time within a tile,
-so sums depend on the rank and the pattern alone, not on the rows or columns that a call is given.
-
-Shapes: indptr [m + 1] int64, indices [p] int32 ascending within a row, values [p], left [m, k], right [n, k].
+Shapes of the kernels: indptr [m + 1] int64, indices [p] int32 ascending within a row, values [p], left [m, k], right
+[n, k].
 """
 
 from __future__ import annotations

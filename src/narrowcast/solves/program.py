@@ -1,6 +1,6 @@
-"""A solver that is a program in any language.
+"""A solver that is a program in any language, and the files through which it solves a problem.
 
-The files through which a program solves a problem: arrays as CSV, each in a folder of its own.
+Arrays are CSV files, in folders for the problem, the state and what the program writes.
 """
 
 from __future__ import annotations

@@ -1,18 +1,4 @@
-"""Second-order and Riemannian solvers of completion: Gauss-Newton, MatrixIRLS and R3MC.
-
-Gauss-Newton steps for completion at a fixed rank.
-
-MatrixIRLS: iteratively reweighted least squares for the log-determinant objective.
-
-R3MC: Riemannian conjugate gradients on three factors.
-
-Geometry of matrices U diag(s) V' of fixed rank under R3MC's scaled metric.
-
-A direction at (U, R, V) with R = diag(s) is (xi_U [m, k], xi_R [k, k], xi_V [n, k]). The metric is
-tr(R R' xi_U' eta_U) + tr(R'R xi_V' eta_V) + tr(xi_R' eta_R). With a diagonal R all equations are solved entry by entry.
-
-Source: Mishra and Sepulchre, arXiv:1306.2672, sections II and III.
-"""
+"""Second-order and Riemannian solvers of completion: Gauss-Newton, MatrixIRLS and R3MC."""
 
 from __future__ import annotations
 
@@ -234,7 +220,7 @@ def _norm(x: list[FloatArray]) -> float:
 
 @dataclass(frozen=True)
 class FixedRankPoint:
-    """U diag(s) V'; orthonormal u [m, k] and v [n, k], s [k] positive."""
+    """A matrix U diag(s) V' of fixed rank; orthonormal u [m, k] and v [n, k], s [k] positive."""
 
     u: FloatArray
     s: FloatArray
@@ -243,7 +229,13 @@ class FixedRankPoint:
 
 @dataclass(frozen=True)
 class Direction:
-    """A tangent vector at a point."""
+    """A tangent vector at a point (U, R, V), R = diag(s): (xi_U [m, k], xi_R [k, k], xi_V [n, k]) as `u`, `r` and `v`.
+
+    The metric, which is R3MC's scaled one, is tr(R R' xi_U' eta_U) + tr(R'R xi_V' eta_V) + tr(xi_R' eta_R). With a
+    diagonal R all equations are solved entry by entry.
+
+    Source: Mishra and Sepulchre, arXiv:1306.2672, sections II and III.
+    """
 
     u: FloatArray
     r: FloatArray

@@ -1,14 +1,7 @@
-"""Linear semidefinite programs: constraints, bounds on trace and rank, and files in the format of SDPA.
+"""Linear semidefinite programs with sparse data: constraints, bounds on trace and rank, and certificates of answers.
 
-Linear semidefinite programs with sparse data: products for factored solvers, and certificates of their answers.
-
-Sparse symmetric matrices A_1, ..., A_m of linear constraints, and the products that solvers take with them.
-
-A bound on the trace of every feasible matrix, as it follows from the constraints.
-
-Semidefinite programs from files in the sparse format of SDPA, as of the collection SDPLIB.
-
-The bound of Barvinok and Pataki on the rank of some solution of a semidefinite program.
+Programs come from problems that state one, or from files in the sparse format of SDPA, as those of the collection
+SDPLIB. Solvers keep a factor V of X = V V', and take products of the constraints with it.
 """
 
 from __future__ import annotations
@@ -42,7 +35,10 @@ if TYPE_CHECKING:
 
 
 _ROUNDING = 1e-12
-"""Of the largest entry of a matrix, by which mirror images may differ: those of computed matrices do."""
+"""Of the largest entry of a matrix: mirror images may differ by it, as those of computed matrices do.
+
+Times a trace and of the largest entry of C, an objective of this size may be the rounding of 0.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +213,6 @@ _STEPS = 100
 """Of L-BFGS in a usual iteration."""
 _ENORMOUS = 1e8
 """Multipliers, in units of the largest entry of C over that of the A_i, that no program is taken to have."""
-"""Of the largest entry of C times a trace, an objective that may be the rounding of 0."""
 NEGLIGIBLE = 1e-6
 """Of the largest singular value, below which a direction of the vectors does not count in their rank."""
 

@@ -1,13 +1,4 @@
-"""Thresholding of singular values: NIHT, CGIHT, Matrix ALPS II and Soft-Impute.
-
-Normalised iterative hard thresholding.
-
-Conjugate gradient iterative hard thresholding.
-
-Matrix ALPS II.
-
-Soft-Impute: the nuclear-norm baseline.
-"""
+"""Thresholding of singular values: the hard methods NIHT, CGIHT and Matrix ALPS II, and Soft-Impute."""
 
 from __future__ import annotations
 
@@ -200,8 +191,9 @@ def _row_corrected(observed: ObservedMatrix, left: FloatArray, right: FloatArray
 class SoftImpute(HardThresholding):
     """Proximal gradient on ||P_Omega(M - X)||^2 / 2 + l ||X||_*: the filled matrix, its singular values lowered by l.
 
-    X <- S_l(X + P_Omega(M - X)). l falls by `decay` an iteration from half of sigma_1 of the zero-filled matrix to
-    `penalty` of it. `rank` bounds the rank of the answer; the penalty decides it below.
+    It is the baseline of the nuclear norm: X <- S_l(X + P_Omega(M - X)). l falls by `decay` an iteration from half of
+    sigma_1 of the zero-filled matrix to `penalty` of it. `rank` bounds the rank of the answer; the penalty decides it
+    below.
 
     Source: Mazumder, Hastie and Tibshirani, JMLR 11, 2010, algorithm 1. Differs from the paper: 1. the path of l has
     one iteration a value; 2. singular values are found by subspace iteration from the previous ones.

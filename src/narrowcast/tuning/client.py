@@ -1,8 +1,6 @@
-"""A process's client of a study, and its lease.
+"""A process's client of a study in its Optuna storage: ask, report, tell, and retry the trials of dead processes.
 
-One process's client of a study in its Optuna storage: ask, report, tell, and retry the trials of dead processes.
-
-Leases of the processes of a study, which need no clock that agrees with another.
+Processes know that others are alive by leases, which need no clock that agrees with another.
 """
 
 from __future__ import annotations

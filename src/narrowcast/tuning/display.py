@@ -1,9 +1,4 @@
-"""Display of a study: its estimated cost before, its trials while it runs.
-
-The estimated cost of a study, from a few timed rounds or iterations of some configurations drawn from its space.
-
-Progress of a study: a live table of its trials on a terminal, a line for each trial elsewhere.
-"""
+"""Display of a study: its estimated cost before it begins, and its trials while it runs."""
 
 from __future__ import annotations
 
@@ -80,7 +75,7 @@ _ROWS = 12  # of ended trials in the live table
 
 
 class StudyDisplay:
-    """An `Observer` that prints."""
+    """An `Observer` that prints: a live table of the trials on a terminal, a line for each trial elsewhere."""
 
     def __init__(self, file: StudyFile, n_trials: int, console: Console) -> None:
         self._name, self._objectives, self._shares = file.name, list(file.settings.objectives), file.shares

@@ -1,12 +1,7 @@
 """The result of a study: its files, the choice among its trials, and the hold-out evaluation.
 
-The result of a study, and its words, table cells and metrics.
-
-Hold-out evaluation: the best trials run again, with seeds that no trial had, and measured on the test split.
-
-Choosing among the trials of a study: the best of one objective, the Pareto front of several and its knee.
-
-The files of a study: its table and results, a folder for each trial, and its hold-out evaluations.
+Trials are chosen by one objective, or from the Pareto front of several, whose knee is the chosen one. The hold-out
+evaluation runs the best trials again, with seeds that no trial had, and measures them on the test split.
 """
 
 from __future__ import annotations
@@ -284,7 +279,7 @@ _CLOSING, _POLL_SECONDS = "closing.lock", 0.2
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """The folder OUTPUT/NAME of a study."""
+    """The folder OUTPUT/NAME of a study: table and results, a folder for each trial, and the hold-out evaluations."""
 
     path: Path
 

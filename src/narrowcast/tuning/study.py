@@ -1,6 +1,6 @@
 """A study from its checks to its result: trials, their selection, and the hold-out evaluation of the best.
 
-The trials of a study as a job queue: asked of Optuna, told to it, written to files and to MLflow.
+The trials are a job queue: asked of Optuna, told to it, written to files and to MLflow.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The subject of a study: the kind of run whose settings it searches, experiments or solves.
-
-Solves as the subject of a study.
-
-Experiments as the subject of a study.
-"""
+"""The subject of a study: the kind of run whose settings it searches, experiments or solves."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Trials as messages and records, and the data that a worker's trials share.
+"""Trials: as messages between a study and its workers, as attributes in Optuna, and as plain records.
 
-The data set or problem that the trials of a worker share.
-
-The messages between a study and its workers: trials to run, and their evaluations.
-
-A trial: the attributes stored with it in Optuna, and its plain record for tables, plots and MLflow.
+A worker keeps the data set or problem that its trials share. Records are what tables, plots and MLflow show.
 """
 
 from __future__ import annotations

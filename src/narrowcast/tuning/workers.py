@@ -1,8 +1,6 @@
-"""Trials as workers run them: experiments in lockstep, solves one by one.
+"""Trials as workers run them: experiments several together in lockstep, solves one by one.
 
-Trials of solves as a worker runs them, with a message after each measurement of the answer.
-
-Trials of experiments as a worker runs them: several together, with a message after each evaluation.
+A worker yields a message after each evaluation of an experiment, and after each measurement of a solve's answer.
 """
 
 from __future__ import annotations

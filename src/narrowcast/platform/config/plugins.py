@@ -1,6 +1,7 @@
-"""Classes from outside the package: found by `package.module:Class` or entry point, and the files they come from.
+"""Code from outside the package: classes by `package.module:Class` or entry point, their files, and optional libraries.
 
-Libraries that only extras of the package bring, and the advice where one is missing.
+A run keeps copies of the files that its classes come from, so that it is resumed with the code that it began with. A
+library that only an extra of the package brings is named with that extra where it is missing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Implicit-feedback interactions with one client per user, as flat arrays that are sliced without copying.
 
-Leave-one-out splits: each user's last item is ranked against items the user never interacted with.
+Splits leave one item out: each user's last item is ranked against items that the user never interacted with.
 """
 
 from __future__ import annotations

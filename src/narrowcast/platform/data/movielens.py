@@ -1,7 +1,4 @@
-"""The MovieLens data sets of GroupLens as implicit feedback, split leave-last-one-out.
-
-The pins of Pinterest's users as implicit feedback, in the files of Neural Collaborative Filtering.
-"""
+"""Implicit feedback of published data sets: MovieLens of GroupLens, split leave-last-one-out, and pins on Pinterest."""
 
 from __future__ import annotations
 
@@ -100,7 +97,10 @@ class MovieLensLatestSmall(_MovieLens):
 
 
 class Pinterest(DataSource, Section):
-    """55,187 users, 9916 items, 1,500,809 interactions without times, with NCF's fixed test items and negatives."""
+    """55,187 users, 9916 items, 1,500,809 interactions without times, with NCF's fixed test items and negatives.
+
+    The interactions are pins of users, in the files of Neural Collaborative Filtering.
+    """
 
     kind: Literal["pinterest"] = "pinterest"
     validation: Validation = Field("random", description="choice of each user's validation item")

@@ -1,6 +1,6 @@
 """Samples with their targets, stored once, and the index that partitions them across clients.
 
-Inputs of samples: one array, or several by name, which a module takes as keyword arguments.
+Inputs of samples are one array, or several by name, which a module takes as keyword arguments.
 """
 
 from __future__ import annotations

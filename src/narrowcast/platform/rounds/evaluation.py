@@ -1,6 +1,6 @@
-"""The metrics of a run's global model, and the digest that identifies it.
+"""The evaluation of a run's global model, over all samples and over each client's own, and the digest of the model.
 
-The evaluation of clients, each on its own samples: in chunks, by an executor, and without any effect on the run.
+Clients are evaluated in chunks, by an executor, and without any effect on the run.
 """
 
 from __future__ import annotations

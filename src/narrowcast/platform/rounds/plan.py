@@ -1,6 +1,6 @@
-"""The plan of a run: number of rounds, client sampling, deadlines, accounting and checkpoints.
+"""The plan of a run: its number of rounds, schedule, client sampling, deadlines, accounting and checkpoints.
 
-Schedules: the server steps after each synchronous round, or whenever enough updates have arrived.
+A schedule says when the server steps: after each synchronous round, or whenever enough updates have arrived.
 """
 
 from __future__ import annotations
