@@ -68,8 +68,8 @@ def central_runs(rows: Rows) -> dict[str, ItemRuns]:
 
 def baseline_errors(rows: Rows) -> dict[str, tuple[float, ...]]:
     """Return the root mean squared errors by seed of what takes no factors, by name."""
-    found = {cell.name: finished(rows, cell.run, TEST_SEEDS) for cell in central.BASELINES}
-    return {name: tuple(run["final"]["test.rmse"] for run in runs) for name, runs in found.items() if runs}
+    runs_of = {cell.name: finished(rows, cell.run, TEST_SEEDS) for cell in central.BASELINES}
+    return {name: tuple(run["final"]["test.rmse"] for run in runs) for name, runs in runs_of.items() if runs}
 
 
 def judge_items(rows: Rows) -> list[PaperVerdict]:
@@ -78,22 +78,22 @@ def judge_items(rows: Rows) -> list[PaperVerdict]:
     What takes no factors comes first, then central solves. Every error is compared with the mean of each user, for
     which nothing is sent.
     """
-    found, baselines = item_runs(rows), baseline_errors(rows)
+    federated, baselines = item_runs(rows), baseline_errors(rows)
     verdicts = [
         PaperVerdict(name, "", mean_and_spread(errors, 4), _above(errors, baselines), by_seed=errors)
         for name, errors in baselines.items()
     ]
-    for name, each in central_runs(rows).items():
-        said = ", ".join(filter(None, (_above(each.errors, baselines), f"best value {each.decay:g}")))
-        verdicts.append(PaperVerdict(name, "", mean_and_spread(each.errors, 4), said, by_seed=each.errors))
-    for cell, each in found.items():
+    for name, tuned in central_runs(rows).items():
+        said = ", ".join(filter(None, (_above(tuned.errors, baselines), f"best value {tuned.decay:g}")))
+        verdicts.append(PaperVerdict(name, "", mean_and_spread(tuned.errors, 4), said, by_seed=tuned.errors))
+    for cell, tuned in federated.items():
         said = (
-            f"uplink {format_bits(each.mean('uplink_bits'))}, downlink {format_bits(each.mean('downlink_bits'))}, "
-            f"{format_seconds(each.mean('simulated_seconds'))} on the clock, decay {each.decay:g}"
+            f"uplink {format_bits(tuned.mean('uplink_bits'))}, downlink {format_bits(tuned.mean('downlink_bits'))}, "
+            f"{format_seconds(tuned.mean('simulated_seconds'))} on the clock, decay {tuned.decay:g}"
         )
-        said = ", ".join(filter(None, (_above(each.errors, baselines), said)))
-        verdicts.append(PaperVerdict(cell.name, "", mean_and_spread(each.errors, 4), said, by_seed=each.errors))
-    by_name = {cell.name: each for cell, each in found.items()}
+        said = ", ".join(filter(None, (_above(tuned.errors, baselines), said)))
+        verdicts.append(PaperVerdict(cell.name, "", mean_and_spread(tuned.errors, 4), said, by_seed=tuned.errors))
+    by_name = {cell.name: tuned for cell, tuned in federated.items()}
     pairs = [
         (by_name[one], by_name[other], f"{one} less {other}") for one, other in _PAIRS if {one, other} <= {*by_name}
     ]

@@ -117,11 +117,11 @@ class FinishedCell:
 
 def tested_cells(rows: Rows, rounds: int) -> list[FinishedCell]:
     """Return the cells whose runs are all finished."""
-    found = []
+    tested = []
     for cell, results, runs in finished_cells(rows, cells(rounds), TEST_SEEDS):
-        reached = max(100 * each["final"].get("validation.hr@10", 0.0) for each in results)
-        found.append(FinishedCell(cell, cell.best(results), reached, tuple(runs)))
-    return found
+        reached = max(100 * result["final"].get("validation.hr@10", 0.0) for result in results)
+        tested.append(FinishedCell(cell, cell.best(results), reached, tuple(runs)))
+    return tested
 
 
 def judge_decay(rows: Rows) -> list[PaperVerdict]:
@@ -132,17 +132,21 @@ def judge_decay(rows: Rows) -> list[PaperVerdict]:
     verdicts = []
     for rounds in RATES:
         every = tested_cells(rows, rounds)
-        full = max((each for each in every if each.cell.codec == _FULL), key=lambda each: each.validation, default=None)
+        full = max(
+            (tested for tested in every if tested.cell.codec == _FULL),
+            key=lambda tested: tested.validation,
+            default=None,
+        )
         if full is None:
             continue
-        others = {each.what: each for each in every if each is not full}
-        compared = against({what: each.runs for what, each in others.items()}, full.runs, "hr@10", _USERS)
+        rivals = {tested.what: tested for tested in every if tested is not full}
+        compared = against({what: tested.runs for what, tested in rivals.items()}, full.runs, "hr@10", _USERS)
         said = f"best float32 on validation users; {full.settings}"
         verdicts.append(PaperVerdict(full.what, "", mean_and_spread(full.accuracies), said, "", full.accuracies))
-        for what, each in others.items():
+        for what, tested in rivals.items():
             difference, words = compared[what]
-            ours = mean_and_spread(each.accuracies)
-            verdicts.append(PaperVerdict(what, "", ours, f"{words}; {each.settings}", difference, each.accuracies))
+            ours = mean_and_spread(tested.accuracies)
+            verdicts.append(PaperVerdict(what, "", ours, f"{words}; {tested.settings}", difference, tested.accuracies))
     return verdicts
 
 
@@ -150,13 +154,15 @@ def plot_decay(rows: Rows, path: Path) -> None:
     """Plot accuracy against the decay of Q, a line for each method and a panel for each number of rounds."""
     figure, panels = new_figure("Decay of the item matrix, MovieLens-1M, tuned rates", panels=2)
     for axes, rounds in zip(panels, RATES, strict=True):
-        every = {(each.cell.codec, each.cell.item_decay): each.accuracies for each in tested_cells(rows, rounds)}
+        every = {
+            (tested.cell.codec, tested.cell.item_decay): tested.accuracies for tested in tested_cells(rows, rounds)
+        }
         for shift, codec in enumerate(CODECS):
-            there = [place for place, decay in enumerate(ITEM_DECAYS) if (codec, decay) in every]
-            values = [every[codec, ITEM_DECAYS[place]] for place in there]
+            there = [index for index, decay in enumerate(ITEM_DECAYS) if (codec, decay) in every]
+            values = [every[codec, ITEM_DECAYS[index]] for index in there]
             draw_seed_means(
                 axes,
-                [place + 0.05 * (shift - 1.5) for place in there],
+                [index + 0.05 * (shift - 1.5) for index in there],
                 values,
                 color=_COLOURS[codec],
                 marker=".",

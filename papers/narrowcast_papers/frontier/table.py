@@ -61,11 +61,11 @@ class Setting:
 
 def tested(study: Study, rows: Rows) -> dict[str, dict[int, Setting]]:
     """Return each method's setting by band, those whose test runs are all finished."""
-    found: dict[str, dict[int, Setting]] = {}
+    settings: dict[str, dict[int, Setting]] = {}
     for method, best in study.winners(tuning_results(rows, study)).items():
         for band, trial in best.items():
             if runs := finished(rows, study.test(method, trial), TEST_SEEDS):
-                found.setdefault(method, {})[band] = Setting(
+                settings.setdefault(method, {})[band] = Setting(
                     method,
                     trial,
                     study.methods[method].name,
@@ -74,7 +74,7 @@ def tested(study: Study, rows: Rows) -> dict[str, dict[int, Setting]]:
                     float(np.mean([study.share(run) for run in runs])),
                     float(np.mean([study.share_of_total(run) for run in runs])),
                 )
-    return found
+    return settings
 
 
 def judge_frontier(study: Study, rows: Rows) -> list[PaperVerdict]:
@@ -89,12 +89,15 @@ def judge_frontier(study: Study, rows: Rows) -> list[PaperVerdict]:
     said = f"reference; {full.traffic(full, None)}"
     verdicts = [PaperVerdict(full.name, "", mean_and_spread(full.accuracies), said, "", full.accuracies)]
     every = {
-        (each.method, each.trial): each.runs for best in settings.values() for each in best.values() if each != full
+        (setting.method, setting.trial): setting.runs
+        for best in settings.values()
+        for setting in best.values()
+        if setting != full
     }
     compared = against(every, full.runs, study.metric, _USERS.get(study.metric, 0))
     coded = settings.get(_CODED, {}).get(study.bands[0])
     for band in study.bands:
-        inside = sorted((each[band] for each in settings.values() if band in each), key=lambda each: -each.mean)
+        inside = sorted((best[band] for best in settings.values() if band in best), key=lambda setting: -setting.mean)
         for setting, standing in zip(inside, _standings(inside), strict=True):
             difference, said = compared[setting.method, setting.trial]
             verdicts.append(
@@ -114,7 +117,7 @@ def _standings(inside: Sequence[Setting]) -> list[str]:
     """Return the standing of each setting of a band, best first."""
     if not inside:
         return []
-    tests = [compare_paired(each.accuracies, inside[0].accuracies) for each in inside[1:]]
+    tests = [compare_paired(setting.accuracies, inside[0].accuracies) for setting in inside[1:]]
     corrected = holm([test.p_zero for test in tests])
     behind = [
         f"{'behind' if p < 1 - CONFIDENCE else 'not separated from'} the best ({test.interval.mean:+.2f}, p = {p:.2g})"
@@ -130,14 +133,17 @@ def plot_frontier(study: Study, rows: Rows, path: Path) -> None:
     settings = tested(study, rows)
     ends = ("uplink", "total")
     for axes, end in zip(panels, ends, strict=True):
-        for place, (method, best) in enumerate(settings.items()):
-            shown = sorted({each.trial: each for each in best.values()}.values(), key=lambda each: getattr(each, end))
+        for index, (method, best) in enumerate(settings.items()):
+            shown = sorted(
+                {setting.trial: setting for setting in best.values()}.values(),
+                key=lambda setting: getattr(setting, end),
+            )
             draw_seed_means(
                 axes,
-                [getattr(each, end) for each in shown],
-                [each.accuracies for each in shown],
-                color=BLACK if method == _FULL else colours(place % 20),
-                marker=_MARKERS[place % len(_MARKERS)],
+                [getattr(setting, end) for setting in shown],
+                [setting.accuracies for setting in shown],
+                color=BLACK if method == _FULL else colours(index % 20),
+                marker=_MARKERS[index % len(_MARKERS)],
                 markersize=4,
                 capsize=2,
                 linewidth=1.2,
@@ -164,9 +170,11 @@ def judge_tuning(study: Study, rows: Rows) -> list[PaperVerdict]:
         for trial in dict.fromkeys(best.values()):
             spec = study.trial(method, trial)
             run = results[spec.label][0]
-            bands = ", ".join(f"1/{band}" for band, each in best.items() if each == trial)
+            bands = ", ".join(f"1/{band}" for band, chosen in best.items() if chosen == trial)
             reached = 100 * run["final"].get(f"validation.{study.metric}", 0.0)
-            rates = " ".join(each for each in spec.overrides if each.startswith(("training", "algorithm.server")))
+            rates = " ".join(
+                override for override in spec.overrides if override.startswith(("training", "algorithm.server"))
+            )
             what = f"{study.methods[method].name}: {bands}"
             verdicts.append(
                 PaperVerdict(what, "", f"{reached:.2f}", f"trial {trial}, 1/{1 / study.share(run):.0f}, {rates}")

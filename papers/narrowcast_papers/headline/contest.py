@@ -1,7 +1,7 @@
 """Which upload for which budget: every upload of the platform with one download, equally tuned, over unequal links.
 
 Clients of MovieLens-100K have uplinks of 0.2 to 20 Mbit/s. All methods download the rows that they train on one
-grid, so that they differ in the upload alone. `headline_secure` has the contest of sums that nobody may open.
+grid, so that they differ in the upload alone. `secure` has the contest of sums that nobody may open.
 
 The client's and the server's rate of each cell are those of one search on validation items, with seeds that are not
 test seeds: from the same start in factors of two, until no neighbour is better. So no best rate is at the edge of what

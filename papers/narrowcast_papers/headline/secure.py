@@ -130,7 +130,7 @@ def upload_kilobytes(scheme: Protection, columns: int, sent: int, *, by_column: 
     groups = [MaskGroup((SumBlock(ROWS, None, ITEMS * columns),), (SumBlock(WEIGHT, None, ITEMS),))]
     if by_column:
         groups = [
-            MaskGroup((SumBlock(ROWS, each, ITEMS),), (SumBlock(WEIGHT, each, ITEMS),)) for each in range(columns)
+            MaskGroup((SumBlock(ROWS, column, ITEMS),), (SumBlock(WEIGHT, column, ITEMS),)) for column in range(columns)
         ]
     layout = SumLayout(tuple(groups), {}, COHORT, COHORT, max_rank=columns * by_column, n_items=ITEMS)
     messages = Messages(scheme, layout, COHORT)
@@ -144,23 +144,23 @@ def summed_curves(rows: Rows) -> dict[str, list[list[dict[str, Any]]]]:
 
     Masks cost a round what the short run has beyond the plain run of its seed: keys and shares, up and down.
     """
-    found = {}
+    curves_of = {}
     for name, upload in UPLOADS.items():
         rates, _ = searched(rows, upload.tuned)
         results = [rows.get(spec, seed) for spec, seed in runs_of(name, rates)] if rates is not None else []
         if not results or None in results:
             continue
-        masked, *plain = (each for each in results if each is not None)
+        masked, *plain = (result for result in results if result is not None)
         begun = next(point for point in plain[0]["curve"] if point["rounds"] == COST_ROUNDS)
-        extra = {each: (masked[each] - begun[each]) / COST_ROUNDS for each in (*COUNTS, "simulated_seconds")}
-        found[name] = [
+        extra = {entry: (masked[entry] - begun[entry]) / COST_ROUNDS for entry in (*COUNTS, "simulated_seconds")}
+        curves_of[name] = [
             [
-                {**point, **{each: point[each] + more * point["rounds"] for each, more in extra.items()}}
+                {**point, **{entry: point[entry] + more * point["rounds"] for entry, more in extra.items()}}
                 for point in run["curve"]
             ]
             for run in plain
         ]
-    return found
+    return curves_of
 
 
 def uplink(point: Point) -> float:
@@ -200,7 +200,7 @@ def _sizes(name: str) -> PaperVerdict:
 
 def _spent(curves: list[list[dict[str, Any]]]) -> str:
     last = curves[0][-1]
-    up, down, time = (last[each] / last["rounds"] for each in (*COUNTS, "simulated_seconds"))
+    up, down, time = (last[entry] / last["rounds"] for entry in (*COUNTS, "simulated_seconds"))
     return f"{last['rounds']} rounds of {up / 8e6:.3g} MB up, {down / 8e6:.3g} MB down, {time:.3g} s"
 
 
@@ -211,7 +211,7 @@ def plot_sums(rows: Rows, path: Path) -> None:
     for axes, cost, label in zip(panels, (uplink, seconds), labels, strict=True):
         for name, curves in summed_curves(rows).items():
             values = np.array([accuracies(curve, "hr@10") for curve in curves])
-            draw_curve(axes, [cost(each) for each in curves[0]], values, name, UPLOADS)
+            draw_curve(axes, [cost(point) for point in curves[0]], values, name, UPLOADS)
         axes.set_xlabel(label)
     save_contest(figure, path, columns=3)
 

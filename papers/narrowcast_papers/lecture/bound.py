@@ -8,7 +8,7 @@ sizes s_t = 2 / (alpha (gamma + t)), after T local steps of every client
     B = sum p_k^2 sigma_k^2 + 6 beta Gamma + 8 (E - 1)^2 G^2.
 
 All constants are those of the problem at hand: alpha and beta from the eigenvalues of H_k, Gamma = f* - sum p_k f_k*,
-and sigma_k^2 and G^2 the largest that any model of the run saw. Letters: `lecture_problem`.
+and sigma_k^2 and G^2 the largest that any model of the run saw. Letters: `problem`.
 
 Differs from the lecture: 1. assumption 4 has E |g|^2 <= G while B has G^2; as in Li et al., G^2 bounds E |g|^2. 2. runs
 of the platform take full gradients, so that sigma_k = 0. Runs with one sample a step, drawn with replacement as in
@@ -99,10 +99,12 @@ def plain_loop(
             full = (problem.curvatures @ own[..., None])[..., 0] - problem.linear
             squares, gradients = np.sum(full**2, axis=1), full
             if random is not None:
-                each = 2 * ((problem.rows @ own[..., None])[..., 0] - problem.targets)[..., None] * problem.rows
-                mean_squares = np.mean(np.sum(each**2, axis=2), axis=1)
+                gradients_of_samples = (
+                    2 * ((problem.rows @ own[..., None])[..., 0] - problem.targets)[..., None] * problem.rows
+                )
+                mean_squares = np.mean(np.sum(gradients_of_samples**2, axis=2), axis=1)
                 variances = np.maximum(variances, mean_squares - squares)
-                squares, gradients = mean_squares, each[np.arange(k), random.integers(m, size=k)]
+                squares, gradients = mean_squares, gradients_of_samples[np.arange(k), random.integers(m, size=k)]
             largest = max(largest, float(squares.max()))
             own = own - 2 / (alpha * (gamma + t)) * gradients
         x = own.mean(axis=0)
@@ -141,10 +143,10 @@ def measure_sampled(spread: float = SPREADS[-1]) -> Descent:
     """Run the plain loop with one sample a step, `REPETITIONS` times, and return its mean."""
     source = configured(f"{STRONG}, heterogeneity: {spread:g}")
     problem, first = LeastSquaresProblem.of(source.task(source.data_source.load()).data), initial_vector(source)
-    loops = [plain_loop(problem, first, _SAMPLED_STEPS, np.random.default_rng(each)) for each in range(REPETITIONS)]
-    variances = np.max([each.variances for each in loops], axis=0)
-    worst = Loop(loops[0].models, max(each.squared_gradient for each in loops), variances)
-    gaps = np.mean([[problem.gap(x) for x in each.models[1:]] for each in loops], axis=0)
+    loops = [plain_loop(problem, first, _SAMPLED_STEPS, np.random.default_rng(seed)) for seed in range(REPETITIONS)]
+    variances = np.max([loop.variances for loop in loops], axis=0)
+    worst = Loop(loops[0].models, max(loop.squared_gradient for loop in loops), variances)
+    gaps = np.mean([[problem.gap(x) for x in loop.models[1:]] for loop in loops], axis=0)
     after = _SAMPLED_STEPS * np.arange(1.0, 1 + len(gaps))
     return _descent(problem, _SAMPLED_STEPS, first, worst, after, gaps)
 
@@ -166,13 +168,13 @@ def _descent(
 def judge_descents(descents: Mapping[float, Sequence[Descent]], sampled: Descent) -> list[PaperVerdict]:
     """Say whether the error is below its bound after every measured round, how far, and what the bound is made of."""
     verdicts = [
-        _verdict(f"spread {spread:g}, E = {each.local_steps}, full gradients", each)
+        _verdict(f"spread {spread:g}, E = {descent.local_steps}, full gradients", descent)
         for spread, several in descents.items()
-        for each in several
+        for descent in several
     ]
     what = f"spread {SPREADS[-1]:g}, E = {_SAMPLED_STEPS}, one sample a step, mean of {REPETITIONS}"
     verdicts.append(_verdict(what, sampled))
-    apart = max(each.apart for several in descents.values() for each in several)
+    apart = max(descent.apart for several in descents.values() for descent in several)
     verdicts.append(
         PaperVerdict(
             "platform beside a plain float64 loop",
@@ -184,20 +186,20 @@ def judge_descents(descents: Mapping[float, Sequence[Descent]], sampled: Descent
     return verdicts
 
 
-def _verdict(what: str, each: Descent) -> PaperVerdict:
-    ratio = each.bound / each.measured
+def _verdict(what: str, descent: Descent) -> PaperVerdict:
+    ratio = descent.bound / descent.measured
     over = int(np.sum(ratio < 1))
     holds = f"above the error in all {len(ratio)} rounds measured" if not over else f"below the error in {over} rounds"
     parts = ", ".join(
-        f"{name} {part / max(sum(each.summands), 1e-300):.0%}"
-        for name, part in zip(("noise", "heterogeneity", "local steps"), each.summands, strict=True)
+        f"{name} {part / max(sum(descent.summands), 1e-300):.0%}"
+        for name, part in zip(("noise", "heterogeneity", "local steps"), descent.summands, strict=True)
     )
-    late = each.steps >= LOCAL_STEPS / 10
-    falls = -np.polyfit(np.log(each.steps[late]), np.log(each.measured[late]), 1)[0]
+    late = descent.steps >= LOCAL_STEPS / 10
+    falls = -np.polyfit(np.log(descent.steps[late]), np.log(descent.measured[late]), 1)[0]
     return PaperVerdict(
         what,
-        f"{each.bound[-1]:.2g}",
-        f"{each.measured[-1]:.2g}",
+        f"{descent.bound[-1]:.2g}",
+        f"{descent.measured[-1]:.2g}",
         f"{holds}, {ratio.min():.2g} to {ratio.max():.2g} times; B: {parts}; the error falls as T^-{falls:.1f}",
     )
 
@@ -207,12 +209,12 @@ def plot_descents(descents: Mapping[float, Sequence[Descent]], sampled: Descent,
     title = "Theorem 1 beside runs: step sizes 2 / (alpha (gamma + t)), federated least squares"
     figure, panels = new_figure(title, panels=2)
     for axes, (spread, several) in zip(panels, descents.items(), strict=True):
-        for each in several:
-            colour = _COLOURS[each.local_steps]
-            axes.plot(each.steps, each.measured, color=colour, linewidth=1.5, label=f"E = {each.local_steps}")
-            axes.plot(each.steps, each.bound, "--", color=colour, linewidth=1.2)
-            if each.constant > 1e-15:
-                axes.axhline(each.constant, color=colour, linestyle=":", linewidth=1)
+        for descent in several:
+            colour = _COLOURS[descent.local_steps]
+            axes.plot(descent.steps, descent.measured, color=colour, linewidth=1.5, label=f"E = {descent.local_steps}")
+            axes.plot(descent.steps, descent.bound, "--", color=colour, linewidth=1.2)
+            if descent.constant > 1e-15:
+                axes.axhline(descent.constant, color=colour, linestyle=":", linewidth=1)
         if spread == SPREADS[-1]:
             label = f"E = {_SAMPLED_STEPS}, one sample a step"
             axes.plot(sampled.steps, sampled.measured, color=ORANGE, linewidth=1.5, label=label)

@@ -1,6 +1,6 @@
 """The limit of FedAvg's rounds on federated least squares beside equation 6 of the lecture, and SCAFFOLD's limit.
 
-Source and letters: `lecture_problem`. With E = 1 the limit is the solution x_LS of all data, and with E without limit
+Source and letters: `problem`. With E = 1 the limit is the solution x_LS of all data, and with E without limit
 the mean of the clients' own solutions; in between, rounds are fewer and the limit is off by a bias. The bias needs
 clients of different solutions and of different A_k'A_k. SCAFFOLD has none.
 """

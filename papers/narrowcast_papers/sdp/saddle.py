@@ -79,10 +79,10 @@ def run_saddles(seeds: Sequence[int] = SEEDS) -> dict[str, list[SaddleRun]]:
 def judge_saddles(runs: Mapping[str, Sequence[SaddleRun]]) -> list[PaperVerdict]:
     """Say of each setting how many seeds end at a proved optimum, and of the plain one at what kind of point."""
     verdicts = []
-    for name, found in runs.items():
-        gaps = tuple(float(each.gaps[-1]) for each in found)
+    for name, solves in runs.items():
+        gaps = tuple(float(solve.gaps[-1]) for solve in solves)
         proved = sum(gap <= PROVED for gap in gaps)
-        ranks = sorted({each.rank for each in found})
+        ranks = sorted({solve.rank for solve in solves})
         ours = (
             f"{proved} of {len(gaps)} optimal, gaps {min(gaps):.1g} to {max(gaps):.1g}, ranks {ranks[0]} to {ranks[-1]}"
         )
@@ -91,12 +91,14 @@ def judge_saddles(runs: Mapping[str, Sequence[SaddleRun]]) -> list[PaperVerdict]
         said = ("stays", "leaves at times") if stays else ("reaches the optimum", "misses the optimum at times")
         verdicts.append(PaperVerdict(name, "", ours, said[0] if agrees else said[1], by_seed=gaps))
     stuck, free = runs[PLAIN], runs[CONTROL]
-    residuals = tuple(each.residual for each in stuck)
-    least = tuple(each.least_eigenvalue for each in stuck)
+    residuals = tuple(solve.residual for solve in stuck)
+    least = tuple(solve.least_eigenvalue for solve in stuck)
     kind = "saddle points" if max(residuals) <= 1e-5 and max(least) < -1e-3 else "not all are saddle points"
     ours = f"residual at most {max(residuals):.1g}, least eigenvalue {min(least):.2g} to {max(least):.2g}"
     verdicts.append(PaperVerdict("where the plain method stays", "", ours, kind, by_seed=least))
-    lost = tuple(1 - one.relaxation / other.relaxation for one, other in zip(stuck, free, strict=True))
+    lost = tuple(
+        1 - stuck_run.relaxation / free_run.relaxation for stuck_run, free_run in zip(stuck, free, strict=True)
+    )
     share = f"{100 * min(lost):.1f} to {100 * max(lost):.1f} % of the optimum"
     return [*verdicts, PaperVerdict("what it loses there", "", share, "", by_seed=lost)]
 
@@ -104,19 +106,21 @@ def judge_saddles(runs: Mapping[str, Sequence[SaddleRun]]) -> list[PaperVerdict]
 def plot_saddles(runs: Mapping[str, Sequence[SaddleRun]], path: Path) -> None:
     """Plot the proved gap by iteration, a line for each seed, and the last gap beside the last rank."""
     figure, (left, right) = new_figure("A start with zero columns holds the plain method at a saddle point", panels=2)
-    for name, found in runs.items():
+    for name, solves in runs.items():
         colour = SETTINGS[name][1]
-        for place, each in enumerate(found):
-            label = name if place == 0 else None
-            left.plot(np.arange(1, len(each.gaps) + 1), each.gaps, color=colour, linewidth=0.9, alpha=0.7, label=label)
-        ranks, gaps = [each.rank for each in found], [each.gaps[-1] for each in found]
+        for index, solve in enumerate(solves):
+            label = name if index == 0 else None
+            left.plot(
+                np.arange(1, len(solve.gaps) + 1), solve.gaps, color=colour, linewidth=0.9, alpha=0.7, label=label
+            )
+        ranks, gaps = [solve.rank for solve in solves], [solve.gaps[-1] for solve in solves]
         right.plot(ranks, gaps, "o", color=colour, alpha=0.7, markersize=5)
     left.axhline(PROVED, color="0.5", linestyle=":", linewidth=1)
     left.set(xlabel="iteration", ylabel="proved relative gap", yscale="log")
     left.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.85))
     right.axhline(PROVED, color="0.5", linestyle=":", linewidth=1)
     right.set(xlabel="rank of the answer", ylabel="proved relative gap at the end", yscale="log")
-    right.set_xticks(range(1, 1 + max(each.rank for found in runs.values() for each in found)))
+    right.set_xticks(range(1, 1 + max(solve.rank for solves in runs.values() for solve in solves)))
     figure.savefig(path, dpi=150)
 
 
