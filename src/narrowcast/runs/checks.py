@@ -2,7 +2,7 @@
 
 A check compares what is there with what is expected and has the first difference. What a verification repeats is drawn
 at random, within a budget. The sums of a journal are bits, times, clients and losses of rounds, and times of
-iterations.
+iterations. `Verification` makes them in one order for runs of experiments and solves.
 """
 
 from __future__ import annotations
@@ -10,19 +10,27 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel
 
+from narrowcast._version import __version__
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.types import ITERATION, NO_RANK, Arrays, RunInput
+from narrowcast.platform.storage.checkpoint import Checkpoint
+from narrowcast.platform.storage.journal import Journal, step_of
+from narrowcast.platform.types import ITERATION, NO_RANK, Arrays, KeptState, RunInput
+from narrowcast.runs.folder import CONFIG, RESULT
 
 _ROUNDING, _TINY = 1e-6, 1e-13
 """Relative and absolute differences of measured numbers that another kind of processor may make."""
@@ -41,9 +49,9 @@ class Check:
     skipped: str = ""
 
 
-def data_check(recorded: Mapping[str, str], data: RunInput) -> Check:
+def data_check(subject: str, recorded: Mapping[str, str], data: RunInput) -> Check:
     """Compare the data set or problem, as it is now, with the sha256 that each of a run's files has of it."""
-    subject, compared = "data", f"sha256 against that in {', '.join(recorded)}"
+    compared = f"sha256 against that in {', '.join(recorded)}"
     if not recorded:
         return Check(subject, skipped="the run's version kept no sha256 of the data")
     for file, sha256 in recorded.items():
@@ -291,3 +299,133 @@ def iterations_problem(rows: Sequence[Row]) -> str:
 
 def _is_sum(total: float, *parts: float) -> bool:
     return math.isclose(total, sum(parts), rel_tol=_CLOSE, abs_tol=_CLOSE)
+
+
+StateT = TypeVar("StateT", bound=KeptState)
+
+
+@dataclass
+class Verification(ABC, Generic[StateT]):
+    """The checks of a folder, made in the order of a call."""
+
+    folder: Path
+    digest: str
+    """That of the configuration."""
+    data: RunInput
+    """The data set or the problem, as it is now."""
+    journal: Journal
+    saved: Sequence[Checkpoint[StateT]]
+    last: StateT | None = field(default=None, init=False)
+    """The state after the last step, once it is known."""
+
+    run_kind: ClassVar[str]
+    step_name: ClassVar[str]
+    data_kind: ClassVar[str]
+    result_file: ClassVar[type[BaseModel]]
+    state_figures: ClassVar[str]
+    """The figures of a state that the journal has, in words."""
+    unprovable: ClassVar[str]
+    """Entries of the folder that follow from nothing else there."""
+
+    def __call__(self, budget: Budget) -> Iterator[Check]:
+        """Yield the checks; repeat steps within the budget."""
+        yield from self.journal_checks()
+        yield from map(self._checkpoint, self.saved)
+        result, problem = read_result(self.folder, self.result_file)
+        yield (its_data := self._data(result))
+        if its_data.problem:
+            yield Check(f"{self.step_name}s and outputs", skipped="they cannot be repeated with different data")
+            return
+        self.last = self.states.get(self.journal.last_step)
+        yield from self.repetitions(budget)
+        if result is None:
+            yield Check(RESULT, skipped="" if problem else f"the {self.run_kind} is not finished", problem=problem)
+        else:
+            yield from self.outputs(result)
+        yield Check("the rest", skipped=self.unprovable)
+
+    @abstractmethod
+    def journal_checks(self) -> Iterator[Check]:
+        """Yield the checks of the journal by itself."""
+
+    @abstractmethod
+    def state_problem(self, state: StateT, row: Mapping[str, Any]) -> str:
+        """Return how the figures of a checkpoint's state differ from its row of the journal, in words."""
+
+    @abstractmethod
+    def repeated(self, leg: Leg) -> Check:
+        """Repeat steps in this process and compare them; set `last` where it becomes known."""
+
+    @abstractmethod
+    def outputs(self, result: Mapping[str, Any]) -> Iterator[Check]:
+        """Yield the checks of the files of a finished run."""
+
+    @cached_property
+    def rows(self) -> dict[int, Mapping[str, Any]]:
+        """The rows of the journal by step."""
+        return {step_of(row): row for row in self.journal.rounds}
+
+    @cached_property
+    def states(self) -> dict[int, StateT]:
+        """The states of the checkpoints by step."""
+        return {checkpoint.state.step: checkpoint.state for checkpoint in self.saved if checkpoint.state is not None}
+
+    def repetitions(self, budget: Budget) -> Iterator[Check]:
+        """Repeat steps within the budget, and say which part of all that is."""
+        if not (recorded := list(self.rows)):
+            return
+        count = budget.count(recorded[-1], self.journal.rounds[-1]["wall_seconds"])
+        legs = legs_of(recorded, {0, *self.states} if count else (), count, budget.draws())
+        yield from map(self.repeated, legs)
+        yield coverage(legs, recorded, f"{self.step_name}s", budget)
+
+    def _data(self, result: Mapping[str, Any] | None) -> Check:
+        recorded = {
+            f"the checkpoint of {self.step_name} {checkpoint.step}": checkpoint.data_sha256 for checkpoint in self.saved
+        }
+        recorded |= {} if result is None else {RESULT: result[f"{self.data_kind}_sha256"]}
+        recorded = {file: sha256 for file, sha256 in recorded.items() if sha256}
+        return data_check(self.data_kind, recorded, self.data)
+
+    def _checkpoint(self, saved: Checkpoint[StateT]) -> Check:
+        if saved.state is None:
+            problem = saved.problem
+        elif saved.digest != self.digest:
+            problem = f"its configuration is not that of {CONFIG}"
+        elif saved.state.step != saved.step:
+            problem = f"its state is that of {self.step_name} {saved.state.step}"
+        elif saved.step > self.journal.last_step:
+            problem = f"the journal ends at {self.step_name} {self.journal.last_step}"
+        else:
+            problem = self.state_problem(saved.state, self.rows.get(saved.step, {}))
+        compared = f"sha256 of the file; configuration, {self.state_figures} against {CONFIG} and the journal"
+        return Check(f"checkpoint of {self.step_name} {saved.step}", compared, problem)
+
+
+def read_result(folder: Path, kind: type[BaseModel]) -> tuple[dict[str, Any] | None, str]:
+    """Return the content of `result.json`, or why it cannot be read; neither if the run is not finished."""
+    path = folder / RESULT
+    if not path.is_file():
+        return None, ""
+    try:
+        values: dict[str, Any] = json.loads(path.read_bytes())
+        return {**values, **json.loads(kind.model_validate(values).model_dump_json())}, ""
+    except (ValueError, RecursionError) as error:
+        return None, f"unreadable ({str(error).splitlines()[0]})"
+
+
+def label_checks(
+    result: Mapping[str, Any], name: str, expected: Mapping[str, Any], baselines: Mapping[str, Any], of: str
+) -> Iterator[Check]:
+    """Yield the checks of the labels in `result.json`, which follow from `of`, and of its baselines, measured again.
+
+    The run's name is that of its configuration, with a number where that was taken.
+    """
+    if result.get("narrowcast_version") != __version__:  # another version may have other labels, or none
+        expected = {label: value for label, value in expected.items() if result.get(label)}
+        baselines = baselines if result["baselines"] else {}
+    is_named = re.fullmatch(rf"{re.escape(name)}(-\d+)?", result["name"])
+    wrong = difference(result, expected) if is_named else f"name is {result['name']}, not {name}"
+    yield Check("labels", f"name and all else that follows from {of}", wrong)
+    if baselines:
+        yield measured_check("baselines", f"measured again, against {RESULT}", result, baselines)

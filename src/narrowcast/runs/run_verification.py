@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -13,10 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
 from safetensors import SafetensorError
 
-from narrowcast._version import __version__
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.files import MODEL
@@ -26,7 +22,7 @@ from narrowcast.platform.rounds.evaluation import measure_all, metrics_of, model
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.outcome import CLIENT_METRICS_KEY, Outcome
 from narrowcast.platform.rounds.state import Run, RunState, start
-from narrowcast.platform.storage.checkpoint import Checkpoint, read_checkpoints
+from narrowcast.platform.storage.checkpoint import read_checkpoints
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.storage.journal import Journal, evaluation
 from narrowcast.platform.types import Arrays
@@ -34,12 +30,11 @@ from narrowcast.runs.checks import (
     Budget,
     Check,
     Leg,
+    Verification,
     arrays_problem,
     clients_problem,
-    coverage,
-    data_check,
     difference,
-    legs_of,
+    label_checks,
     measured_check,
     rounds_problem,
     table_problem,
@@ -61,54 +56,54 @@ def verify_run(folder: Path, budget: Budget) -> Iterator[Check]:
     """Yield the checks of a run of an experiment."""
     experiment = load_experiment(saved_config(folder))
     task = experiment.task(load_checked(experiment.data_source), folder)
-    journal = Journal.read(folder)
     saved = list(read_checkpoints(checkpoint_place(experiment, folder), RunState))
-    yield from _RunVerification(
-        folder, experiment, Run(experiment, experiment.secured_algorithm, task), journal, saved
-    )(budget)
+    run = Run(experiment, experiment.secured_algorithm, task)
+    yield from _RunVerification(folder, experiment.digest(), task.data, Journal.read(folder), saved, experiment, run)(
+        budget
+    )
 
 
 @dataclass
-class _RunVerification:
-    folder: Path
+class _RunVerification(Verification[RunState]):
     experiment: Experiment
     run: Run
-    journal: Journal
-    saved: list[Checkpoint[RunState]]
-    last: RunState | None = None
-    """The state after the last round, once it is known."""
 
-    def __call__(self, budget: Budget) -> Iterator[Check]:
-        yield from self._journal_itself()
-        for saved in self.saved:
-            yield self._checkpoint(saved)
-        result, problem = read_result(self.folder, ResultFile)
-        yield (its_data := self._data(result))
-        if its_data.problem:
-            yield Check("rounds and outputs", skipped="they cannot be repeated with different data")
-            return
-        for step in self._states:
-            if evaluation(self._row(step)):
-                yield self._evaluated(self._states[step])
-        self.last = self._states.get(self.journal.last_step)
-        yield from self._rounds(budget)
-        if result is None:
-            yield Check(RESULT, skipped="" if problem else "the run is not finished", problem=problem)
-        else:
-            yield from self._tables()
-            yield from self._result(result)
-            yield from self._model(result)
-        yield Check("the rest", skipped=UNPROVABLE)
+    run_kind, step_name, data_kind, result_file = "run", "round", "data", ResultFile
+    state_figures, unprovable = "bits and simulated time", UNPROVABLE
 
-    @cached_property
-    def _states(self) -> dict[int, RunState]:
-        """The states of the checkpoints by round."""
-        return {
-            checkpoint.state.round_index: checkpoint.state for checkpoint in self.saved if checkpoint.state is not None
+    def journal_checks(self) -> Iterator[Check]:
+        lines, rows = self.journal.lines, self.journal.rounds
+        yield Check("journal", f"the checksums of {len(rows)} rounds", lines.problem)
+        problem = rounds_problem(rows) or clients_problem(rows, self.journal.ledgers(), self.experiment)
+        yield Check("sums", "bits and times of the rounds, and of their clients; clients, losses, ranks", problem)
+
+    def state_problem(self, state: RunState, row: Mapping[str, Any]) -> str:
+        names = {
+            "uplink_bits": "total_uplink_bits",
+            "downlink_bits": "total_downlink_bits",
+            "simulated_seconds": "simulated_seconds",
         }
+        totals = {name: getattr(state, name) for name in names}
+        return difference(totals, {name: row.get(column, 0 * totals[name]) for name, column in names.items()})
+
+    def repetitions(self, budget: Budget) -> Iterator[Check]:
+        """Measure the states of checkpoints again, then repeat rounds."""
+        for state in self.states.values():
+            if evaluation(self._row(state.step)):
+                yield self._evaluated(state)
+        if self.experiment.backend.repeats_rounds:
+            yield from super().repetitions(budget)
+        else:
+            yield Check("rounds", skipped="with backend.on_failure=drop, rounds depend on failures")
+
+    def outputs(self, result: Mapping[str, Any]) -> Iterator[Check]:
+        for name, expected in self.journal.tables(self.run.task.profiles).items():
+            yield Check(name, "each value against the journal", table_problem(self.folder / name, expected))
+        yield from self._result(result)
+        yield from self._model(result)
 
     def _row(self, step: int) -> Mapping[str, Any]:
-        return self.journal.rounds[step - 1] if 0 < step <= self.journal.last_step else {}
+        return self.rows.get(step, {})
 
     @cached_property
     def _measuring(self) -> Run:
@@ -118,41 +113,6 @@ class _RunVerification:
         splits = tuple(split for split in get_args(ClientSplit) if split in recorded)
         plan = self.experiment.model_copy(update={"evaluate_clients": splits})
         return replace(self.run, plan=plan)
-
-    def _data(self, result: Mapping[str, Any] | None) -> Check:
-        recorded = {f"the checkpoint of round {checkpoint.step}": checkpoint.data_sha256 for checkpoint in self.saved}
-        recorded |= {} if result is None else {RESULT: result["data_sha256"] or ""}
-        return data_check({file: sha256 for file, sha256 in recorded.items() if sha256}, self.run.task.data)
-
-    def _journal_itself(self) -> Iterator[Check]:
-        lines, rows = self.journal.lines, self.journal.rounds
-        yield Check("journal", f"the checksums of {len(rows)} rounds", lines.problem)
-        problem = rounds_problem(rows) or clients_problem(rows, self.journal.ledgers(), self.experiment)
-        yield Check("sums", "bits and times of the rounds, and of their clients; clients, losses, ranks", problem)
-
-    def _checkpoint(self, saved: Checkpoint[RunState]) -> Check:
-        subject = f"checkpoint of round {saved.step}"
-        compared = "sha256 of the file; configuration, bits and simulated time against config.yaml and the journal"
-        if saved.state is None:
-            return Check(subject, compared, saved.problem)
-        if saved.digest != self.experiment.digest():
-            return Check(subject, compared, f"its configuration is not that of {CONFIG}")
-        if saved.state.round_index != saved.step:
-            return Check(subject, compared, f"its state is that of round {saved.state.round_index}")
-        if saved.step > self.journal.last_step:
-            return Check(subject, compared, f"the journal ends at round {self.journal.last_step}")
-        row = self._row(saved.step)
-        names = {
-            "uplink_bits": "total_uplink_bits",
-            "downlink_bits": "total_downlink_bits",
-            "simulated_seconds": "simulated_seconds",
-        }
-        totals = {name: getattr(saved.state, name) for name in names}
-        return Check(
-            subject,
-            compared,
-            difference(totals, {name: row.get(column, 0 * totals[name]) for name, column in names.items()}),
-        )
 
     def _evaluated(self, state: RunState) -> Check:
         """Measure a state again and compare it with the journal."""
@@ -168,22 +128,7 @@ class _RunVerification:
             subject, "its checkpoint, measured again: each metric, of each client too", measured, expected
         )
 
-    def _rounds(self, budget: Budget) -> Iterator[Check]:
-        """Repeat rounds within the budget, and say which part of all that is."""
-        journal = self.journal
-        if not self.experiment.backend.repeats_rounds:
-            yield Check("rounds", skipped="with backend.on_failure=drop, rounds depend on failures")
-            return
-        recorded = [row["round"] for row in journal.rounds]
-        took = journal.rounds[-1]["wall_seconds"] if recorded else 0.0
-        count = budget.count(len(recorded), took)
-        legs = legs_of(recorded, {0, *self._states} if count else (), count, budget.draws())
-        for leg in legs:
-            yield self._repeated(leg)
-        if recorded:
-            yield coverage(legs, recorded, "rounds", budget)
-
-    def _repeated(self, leg: Leg) -> Check:
+    def repeated(self, leg: Leg) -> Check:
         """Repeat rounds in this process; compare them with the journal, and the state with that of a checkpoint."""
         first, count = leg.origin + 1, leg.last - leg.origin
         where = f"the checkpoint of round {leg.origin}" if leg.origin else "the start"
@@ -193,7 +138,7 @@ class _RunVerification:
         but = f", but for bits and times, since {why}" if why else ""
         compared = f"repeated from {where}: each number of the round and of its clients{but}"
         entries = dict(enumerate(islice(self.journal.entries(), leg.origin, leg.last), start=first))
-        origin = self._states[leg.origin] if leg.origin in self._states else start(self.run)
+        origin = self.states[leg.origin] if leg.origin in self.states else start(self.run)
         origin = replace(origin, settled_round=resumed_after)
         with closing(LocalBackend().run(self._as_recorded(leg), origin)) as outcomes:
             for outcome in islice(outcomes, count):
@@ -211,7 +156,7 @@ class _RunVerification:
                     return Check(subject, compared, f"round {number}: repeated, {problem}")
                 if outcome.state is not None and number == self.journal.last_step:
                     self.last = outcome.state
-        if leg.last == leg.end and leg.end in self._states:
+        if leg.last == leg.end and leg.end in self.states:
             compared += f", and the checkpoint of round {leg.end}"
         return Check(subject, compared)
 
@@ -220,7 +165,7 @@ class _RunVerification:
 
         New keys of secure sums are sent, and counted, when a run is resumed.
         """
-        end, never = self._states.get(leg.end), self.journal.last_step
+        end, never = self.states.get(leg.end), self.journal.last_step
         after = end.resumed_after if end is not None else 0
         known = end is not None and not (after and leg.origin == 0)  # a checkpoint has the last resume alone
         secure = self.run.algorithm.secure_sums is not None
@@ -238,15 +183,11 @@ class _RunVerification:
 
     def _other_state(self, state: RunState | None) -> str:
         """Return how a state differs from the checkpoint of its round, in words; empty if there is none."""
-        if state is None or (kept := self._states.get(state.round_index)) is None:
+        if state is None or (kept := self.states.get(state.round_index)) is None:
             return ""
         saved, expected = kept.packed(), state.packed()
         problem = arrays_problem(saved[0], expected[0], "the rounds before")
         return problem and f"its checkpoint differs: {problem}"
-
-    def _tables(self) -> Iterator[Check]:
-        for name, expected in self.journal.tables(self.run.task.profiles).items():
-            yield Check(name, "each value against the journal", table_problem(self.folder / name, expected))
 
     def _result(self, result: Mapping[str, Any]) -> Iterator[Check]:
         compared = "rounds, final and best metrics, targets, bits and times against the journal"
@@ -305,35 +246,6 @@ class _RunVerification:
         yield Check(
             "model_sha256", f"{RESULT} against {MODEL}", difference(result, {"model_sha256": sha256_of(model, {})})
         )
-
-
-def read_result(folder: Path, kind: type[BaseModel]) -> tuple[dict[str, Any] | None, str]:
-    """Return the content of `result.json`, or why it cannot be read; neither if the run is not finished."""
-    path = folder / RESULT
-    if not path.is_file():
-        return None, ""
-    try:
-        values: dict[str, Any] = json.loads(path.read_bytes())
-        return {**values, **json.loads(kind.model_validate(values).model_dump_json())}, ""
-    except (ValueError, RecursionError) as error:
-        return None, f"unreadable ({str(error).splitlines()[0]})"
-
-
-def label_checks(
-    result: Mapping[str, Any], name: str, expected: Mapping[str, Any], baselines: Mapping[str, Any], of: str
-) -> Iterator[Check]:
-    """Yield the checks of the labels in `result.json`, which follow from `of`, and of its baselines, measured again.
-
-    The run's name is that of its configuration, with a number where that was taken.
-    """
-    if result.get("narrowcast_version") != __version__:  # another version may have other labels, or none
-        expected = {label: value for label, value in expected.items() if result.get(label)}
-        baselines = baselines if result["baselines"] else {}
-    is_named = re.fullmatch(rf"{re.escape(name)}(-\d+)?", result["name"])
-    wrong = difference(result, expected) if is_named else f"name is {result['name']}, not {name}"
-    yield Check("labels", f"name and all else that follows from {of}", wrong)
-    if baselines:
-        yield measured_check("baselines", f"measured again, against {RESULT}", result, baselines)
 
 
 def _ledger(outcome: Outcome) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,29 +23,28 @@ from narrowcast.platform.config.trust import is_looking, looking, remedy
 from narrowcast.platform.config.yaml import read_limited, read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.solving import Problem, SolveState, Status, begin, end_of, iterations, loaded_problem
-from narrowcast.platform.storage.checkpoint import Checkpoint, read_checkpoints
+from narrowcast.platform.storage.checkpoint import read_checkpoints
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.storage.journal import ROUNDS, Journal, evaluation, read_locked, step_of
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import ITERATION, Arrays
 from narrowcast.runs.checks import (
     Budget,
     Check,
     Leg,
+    Verification,
     arrays_problem,
     clients_problem,
-    coverage,
-    data_check,
     difference,
     iterations_problem,
-    legs_of,
+    label_checks,
     measured_check,
     rounds_problem,
     table_problem,
 )
 from narrowcast.runs.folder import ANSWER, CONFIG, ITERATIONS, RESULT, checkpoint_place, saved_config
 from narrowcast.runs.outputs import answer_sha256, baselines_entry, solve_labels, solve_measures
-from narrowcast.runs.run_verification import UNPROVABLE, label_checks, read_result, verify_run
 from narrowcast.runs.solve_result import SolveFile
+from narrowcast.runs.run_verification import UNPROVABLE, verify_run
 from narrowcast.solve_run import Solve, load_solve
 
 _OF_THE_CLOCK = f"milliseconds of the solver: their sums agree, and no file proves them; {UNPROVABLE}"
@@ -59,99 +57,52 @@ def _problem_of(solve: Solve) -> Problem:
 def verify_solve(folder: Path, budget: Budget, load: Callable[[Solve], Problem] = _problem_of) -> Iterator[Check]:
     """Yield the checks of a solve, whose problem `load` returns."""
     solve = load_solve(saved_config(folder))
+    problem, journal = load(solve), Journal.read(folder)
     saved = list(read_checkpoints(checkpoint_place(solve, folder), SolveState))
-    yield from _SolveVerification(folder, solve, load(solve), Journal.read(folder), saved)(budget)
+    yield from _SolveVerification(folder, solve.digest(), problem, journal, saved, solve, problem)(budget)
 
 
 @dataclass
-class _SolveVerification:
-    folder: Path
+class _SolveVerification(Verification[SolveState]):
     solve: Solve
     problem: Problem
-    journal: Journal
-    saved: list[Checkpoint[SolveState]]
-    last: SolveState | None = None
-    """The state after the last iteration, once it is known."""
 
-    def __call__(self, budget: Budget) -> Iterator[Check]:
-        compared = f"the checksums of {len(self._rows)} iterations"
+    run_kind, step_name, data_kind, result_file = "solve", ITERATION, "problem", SolveFile
+    state_figures, unprovable = "residual and time", _OF_THE_CLOCK
+
+    def journal_checks(self) -> Iterator[Check]:
+        compared = f"the checksums of {len(self.rows)} iterations"
         yield Check("journal", compared, self.journal.lines.problem)
         yield Check("sums", "times of the iterations", iterations_problem(self.journal.rounds))
-        for saved in self.saved:
-            yield self._checkpoint(saved)
-        result, problem = read_result(self.folder, SolveFile)
-        yield (its_problem := self._data(result))
-        if its_problem.problem:
-            yield Check("iterations and outputs", skipped="they cannot be repeated with different data")
-            return
-        self.last = self._states.get(self.journal.last_step)
-        yield from self._iterations(budget)
-        if result is None:
-            yield Check(RESULT, skipped="" if problem else "the solve is not finished", problem=problem)
-        elif not self._rows:
+
+    def state_problem(self, state: SolveState, row: Mapping[str, Any]) -> str:
+        if not state.step:
+            return ""
+        figures = {"residual": state.residual, "solver_seconds": state.solver_seconds}
+        return difference(figures, {name: row.get(name) for name in figures})
+
+    def outputs(self, result: Mapping[str, Any]) -> Iterator[Check]:
+        if not self.rows:
             yield Check(RESULT, problem="the journal has no intact iterations")
-        else:
-            yield self._table()
-            yield from self._result(result)
-            yield from self._answer(result)
-        yield Check("the rest", skipped=_OF_THE_CLOCK)
-
-    @cached_property
-    def _rows(self) -> dict[int, Mapping[str, Any]]:
-        """The rows of the journal by iteration."""
-        return {step_of(row): row for row in self.journal.rounds}
-
-    @cached_property
-    def _states(self) -> dict[int, SolveState]:
-        """The states of the checkpoints by iteration."""
-        return {checkpoint.state.step: checkpoint.state for checkpoint in self.saved if checkpoint.state is not None}
-
-    def _data(self, result: Mapping[str, Any] | None) -> Check:
-        recorded = {
-            f"the checkpoint of iteration {checkpoint.step}": checkpoint.data_sha256 for checkpoint in self.saved
-        }
-        recorded |= {} if result is None else {RESULT: result["problem_sha256"]}
-        recorded = {file: sha256 for file, sha256 in recorded.items() if sha256}
-        return replace(data_check(recorded, self.problem), subject="problem")
-
-    def _checkpoint(self, saved: Checkpoint[SolveState]) -> Check:
-        subject = f"checkpoint of iteration {saved.step}"
-        compared = "sha256 of the file; configuration, residual and time against config.yaml and the journal"
-        if saved.state is None:
-            return Check(subject, compared, saved.problem)
-        if saved.digest != self.solve.digest():
-            return Check(subject, compared, f"its configuration is not that of {CONFIG}")
-        if saved.state.step != saved.step:
-            return Check(subject, compared, f"its state is that of iteration {saved.state.step}")
-        if not saved.step:
-            return Check(subject, compared)
-        row = self._rows.get(saved.step, {})
-        figures = {"residual": saved.state.residual, "solver_seconds": saved.state.solver_seconds}
-        return Check(subject, compared, difference(figures, {name: row.get(name) for name in figures}))
-
-    def _iterations(self, budget: Budget) -> Iterator[Check]:
-        """Repeat iterations within the budget, and say which part of all that is."""
-        if not (recorded := list(self._rows)):
             return
-        count = budget.count(recorded[-1], self.journal.rounds[-1]["wall_seconds"])
-        legs = legs_of(recorded, {0, *self._states} if count else (), count, budget.draws())
-        for leg in legs:
-            yield self._repeated(leg)
-        yield coverage(legs, recorded, "iterations", budget)
+        path = self.folder / ITERATIONS
+        yield Check(ITERATIONS, "each value against the journal", table_problem(path, self.journal.rounds_table()))
+        yield from self._result(result)
+        yield from self._answer(result)
 
-    def _repeated(self, leg: Leg) -> Check:
+    def repeated(self, leg: Leg) -> Check:
         """Repeat iterations in this process; compare those that were recorded, and the state after them."""
         where = f"the checkpoint of iteration {leg.origin}" if leg.origin else "the start"
         subject, compared = (
             f"iterations {leg.origin + 1} to {leg.last}",
             f"repeated from {where}: residuals and metrics",
         )
-        state = self._states.get(leg.origin) or begin(self.problem, self.solve.solver, self.solve.seed)
-        stopping = _AsRecorded(leg.last, self.solve.tolerance, self._rows)
+        state = self.states.get(leg.origin) or begin(self.problem, self.solve.solver, self.solve.seed)
+        stopping = _AsRecorded(leg.last, self.solve.tolerance, self.rows)
         reached, end = leg.origin, None
         with closing(iterations(self.problem, self.solve.solver, stopping, state)) as steps:
             for step in steps:
-                reached, row = step.step, self._rows.get(step.step, {})
+                reached, row = step.step, self.rows.get(step.step, {})
                 names = {"residual", *evaluation(row)}
                 measured = {"residual": step.residual, **step.metrics}
                 if wrong := difference(measured, {name: row[name] for name in row if name in names}):
@@ -161,16 +112,12 @@ class _SolveVerification:
             return Check(subject, compared, f"repeated, the solve ends at iteration {reached}")
         if reached == self.journal.last_step:
             self.last = end
-        if (kept := self._states.get(reached)) is None:
+        if (kept := self.states.get(reached)) is None:
             return Check(subject, compared)
         wrong = arrays_problem(kept.arrays, end.arrays, "the iterations before")
         wrong = wrong or difference({"status": kept.status}, {"status": end.status})
         compared += f", and the checkpoint of iteration {reached}"
         return Check(subject, compared, wrong and f"its checkpoint differs: {wrong}")
-
-    def _table(self) -> Check:
-        path = self.folder / ITERATIONS
-        return Check(ITERATIONS, "each value against the journal", table_problem(path, self.journal.rounds_table()))
 
     def _result(self, result: Mapping[str, Any]) -> Iterator[Check]:
         measures = solve_measures(self.journal, self.solve)
