@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from narrowcast.experiment import Experiment
     from narrowcast.platform.errors import RunFailed, UserError
     from narrowcast.runs.comparison import Comparison
-    from narrowcast.runs.result import Result
-    from narrowcast.runs.solve_result import SolveResult
+    from narrowcast.runs.result import Result, SolveResult
     from narrowcast.solve_run import Solve
 
     aggregators: Namespace
@@ -108,7 +107,7 @@ _HOMES = {
     **dict.fromkeys(_FUNCTIONS, "narrowcast.api"),
     "Experiment": "narrowcast.experiment",
     "Solve": "narrowcast.solve_run",
-    "SolveResult": "narrowcast.runs.solve_result",
+    "SolveResult": "narrowcast.runs.result",
     "Result": "narrowcast.runs.result",
     "Comparison": "narrowcast.runs.comparison",
     "ClusterJob": "narrowcast.cluster.job",

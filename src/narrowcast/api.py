@@ -29,8 +29,7 @@ from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError, shown
 from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.folder import CONFIG, RESULT, find_run, find_runs
-from narrowcast.runs.result import Result
-from narrowcast.runs.solve_result import load_any
+from narrowcast.runs.result import Result, load_any
 
 if TYPE_CHECKING:
     from narrowcast.benchmarking.result import BenchmarkResult
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from narrowcast.platform.rounds.outcome import Outcome
     from narrowcast.platform.solving import Iteration
     from narrowcast.runs.comparison import Comparison
+    from narrowcast.runs.result import SolveResult
     from narrowcast.runs.session import Prepared
-    from narrowcast.runs.solve_result import SolveResult
     from narrowcast.solve_run import Solve
     from narrowcast.tuning.result import StudyResult
 
@@ -293,7 +292,7 @@ def compare(
 
     """
     from narrowcast.runs.comparison import Comparison, SolveComparison
-    from narrowcast.runs.solve_result import SolveResult
+    from narrowcast.runs.result import SolveResult
 
     results = [load_any(given) if isinstance(given, Path) else given for given in _found(runs, output)]
     solves = [result for result in results if isinstance(result, SolveResult)]

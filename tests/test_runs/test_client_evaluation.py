@@ -17,7 +17,7 @@ from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.state import Run, start
 from narrowcast.runs.learning import ineffective_settings
-from narrowcast.runs.result import load_result
+from narrowcast.runs.result import Result
 from narrowcast.runs.verification import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -42,7 +42,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_clients_are_in_one_table_and_the_participants_in_theirs(output: Path) -> None:
-    result = load_result(output / "asked")
+    result = Result.load(output / "asked")
     table = result.client_metrics
     assert table[["round", "client"]].values.tolist() == [[r, c] for r in (2, 4) for c in range(CLIENTS)]
     metrics = ["test.accuracy", "test.loss", "validation.accuracy", "validation.loss"]
@@ -59,7 +59,7 @@ def test_all_clients_are_in_one_table_and_the_participants_in_theirs(output: Pat
 
 
 def test_nothing_else_of_the_run_changes(output: Path) -> None:
-    asked, plain = (load_result(output / name) for name in ("asked", "plain"))
+    asked, plain = (Result.load(output / name) for name in ("asked", "plain"))
     assert asked.model_sha256 == plain.model_sha256
     assert (asked.uplink_bits, asked.simulated_seconds) == (plain.uplink_bits, plain.simulated_seconds)
     assert {name: asked.final[name] for name in plain.final} == plain.final
@@ -83,7 +83,7 @@ def test_few_samples_and_clients_without_any_are_said() -> None:
 
 
 def test_targets_summaries_and_reports_have_the_statistics(output: Path) -> None:
-    result = load_result(output / "asked")
+    result = Result.load(output / "asked")
     (target,) = result.targets
     assert (target.metric, target.value) == ("test.accuracy.worst_10_percent", 0.01)
     summary = dict(result.summary())
@@ -105,7 +105,7 @@ def test_comparisons_have_a_table_and_a_figure(output: Path) -> None:
     figure = comparison.clients_figure()
     assert figure is not None
     (line,) = figure.axes[0].lines
-    accuracies = load_result(output / "asked").client_metrics.query(f"round == {ROUNDS}")["test.accuracy"]
+    accuracies = Result.load(output / "asked").client_metrics.query(f"round == {ROUNDS}")["test.accuracy"]
     assert line.get_ydata()[[0, 50, 100]] == pytest.approx(np.percentile(100 * accuracies, [0, 50, 100]))
     said = narrowcast("compare", "asked", "plain", "--output", output)
     assert "worst 10 %" in said.out

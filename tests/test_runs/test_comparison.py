@@ -22,7 +22,7 @@ from narrowcast.runs.comparison import Comparison
 from narrowcast.runs.comparison_figure import comparison_figure
 from narrowcast.runs.comparison_tables import differences_table, traffic_table
 from narrowcast.runs.finished_run import TextTable
-from narrowcast.runs.result import load_result
+from narrowcast.runs.result import Result
 
 N_ROUNDS = 20
 TOP_5_TARGET = {"metric": "test.top_5", "value": 0.2, "simulated_seconds_to": None, "uplink_bits_to": None}
@@ -81,7 +81,7 @@ def terminal_table(text: TextTable, width: int = 1000) -> Table:
 
 
 def compare(folders: list[Path]) -> Comparison:
-    return Comparison(tuple(load_result(folder) for folder in folders))
+    return Comparison(tuple(Result.load(folder) for folder in folders))
 
 
 def cells(table: Table, row: int) -> list[str]:
@@ -97,7 +97,7 @@ def printed(table: Table) -> str:
 
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    run = load_result(write_run(tmp_path / "lr=0.1" / "adaptive"))
+    run = Result.load(write_run(tmp_path / "lr=0.1" / "adaptive"))
     assert run.folder == tmp_path / "lr=0.1" / "adaptive"
     assert run.name == "adaptive"
     assert run.uplink_bits == 160_000_000
@@ -150,11 +150,11 @@ def test_runs_of_one_name_are_told_apart_by_folder(tmp_path: Path) -> None:
 
 def test_a_metric_is_in_percent_if_its_run_declares_a_share(tmp_path: Path) -> None:
     own = {"final": {"test.hr@10": 0.5, "test.top_5": 0.25}, "targets": [TOP_5_TARGET]}
-    declared = load_result(write_run(tmp_path / "declared", **own, shares=["top_5"]))
+    declared = Result.load(write_run(tmp_path / "declared", **own, shares=["top_5"]))
     assert ("test top 5", "25.00 %") in declared.summary()
     assert ("test HR@10", "0.5") in declared.summary()
     assert "test top 5 ≥ 20 %" in dict(declared.summary())
-    earlier = load_result(write_run(tmp_path / "earlier", **own))
+    earlier = Result.load(write_run(tmp_path / "earlier", **own))
     assert ("test top 5", "0.25") in earlier.summary()
     assert ("test HR@10", "50.00 %") in earlier.summary()
     for name, label in (("declared", "test HR@10"), ("earlier", "test HR@10 (%)")):
@@ -250,10 +250,10 @@ def test_runs_without_an_evaluation_have_no_figure(tmp_path: Path) -> None:
 
 def test_a_run_shows_the_test_metric_of_the_round_that_was_best_on_validation(tmp_path: Path) -> None:
     best = {"validation.hr@10": {"value": 0.72, "round": 15}, "test.hr@10": {"value": 0.69, "round": 10}}
-    result = load_result(write_run(tmp_path / "run", best=best))
+    result = Result.load(write_run(tmp_path / "run", best=best))
     assert result.chosen == (15, {"test.hr@10": pytest.approx(0.6841 * 15 / N_ROUNDS)})
     assert dict(result.summary())["test HR@10"] == "68.41 % (51.31 % in round 15, the best on validation)"
-    assert load_result(write_run(tmp_path / "none", best={})).chosen is None
+    assert Result.load(write_run(tmp_path / "none", best={})).chosen is None
 
 
 @pytest.mark.parametrize("lower", [True, False])
@@ -265,7 +265,7 @@ def test_what_is_best_follows_the_direction_that_the_model_declares(tmp_path: Pa
 
 
 def test_the_result_of_a_run_in_two_columns(tmp_path: Path) -> None:
-    table = pairs_table(load_result(write_run(tmp_path / "adaptive")).summary())
+    table = pairs_table(Result.load(write_run(tmp_path / "adaptive")).summary())
     rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
     assert rows == {
         "test HR@10": "68.41 %",  # its best on test is not shown
@@ -342,7 +342,7 @@ def test_a_run_that_is_not_whole_is_refused_in_one_line(break_run: Any, message:
     folder = write_run(tmp_path / "adaptive")
     break_run(folder)
     with pytest.raises(UserError, match=message) as caught:
-        load_result(folder)
+        Result.load(folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
 
@@ -489,7 +489,7 @@ def test_the_report_of_a_run_has_its_figures_and_its_configuration(tmp_path: Pat
     pq.write_table(rounds.append_column("loss", pa.array(np.ones(N_ROUNDS))), folder / "rounds.parquet")
     clients = {"round": [1, 1], "client": [0, 1], "rank": [1, 4], "uplink_bits": [8, 32]}
     pq.write_table(pa.table(clients | {"uplink_bits_per_second": [1e5, 1e6]}), folder / "clients.parquet")
-    page = load_result(folder).report(folder / "report.html").read_text(encoding="utf-8")
+    page = Result.load(folder).report(folder / "report.html").read_text(encoding="utf-8")
     titles = re.findall("<h2>(.*?)</h2>", page)
     assert titles == [
         "Results",
@@ -506,4 +506,4 @@ def test_the_report_of_a_run_has_its_figures_and_its_configuration(tmp_path: Pat
     assert "kind: ml-1m" in page
     assert "0123456789abcdef" * 4 in page
     with pytest.raises(UserError, match=r"report\.pdf: not the name of a page; end it in \.html"):
-        load_result(folder).report(folder / "report.pdf")
+        Result.load(folder).report(folder / "report.pdf")

@@ -11,7 +11,7 @@ import pytest
 
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.runs import session
-from narrowcast.runs.result import load_result
+from narrowcast.runs.result import Result
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 SETTINGS = ["name=run", "rounds=6", "checkpoint_every=2", "data.clients=10", "clients_per_round=2", "model.hidden=[4]"]
@@ -55,7 +55,7 @@ def test_a_run_whose_journal_is_gone_ends_and_goes_on(
             run(tmp_path, lambda _: None, resume=("run",))
         return
     assert run(tmp_path, lambda _: None, resume=("run",))["model_sha256"] == whole
-    assert load_result(tmp_path / "run").clients["round"].nunique() == 6
+    assert Result.load(tmp_path / "run").clients["round"].nunique() == 6
 
 
 def test_a_run_whose_journal_is_put_back_goes_on_from_its_checkpoint(tmp_path: Path, whole: str) -> None:

@@ -17,7 +17,7 @@ from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metrics import declared_by, metric_label, relation
 from narrowcast.runs.finished_run import TextTable
 from narrowcast.runs.folder import RESULT
-from narrowcast.runs.solve_result import SolveFile, SolveResult, load_solve_result, read_solve_file
+from narrowcast.runs.result import SolveFile, SolveResult
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,7 +45,7 @@ class BenchmarkResult:
     @property
     def solves(self) -> list[SolveResult]:
         """The finished solves."""
-        return [load_solve_result(self.folder / row["instance"]) for row in self._in("finished")]
+        return [SolveResult.load(self.folder / row["instance"]) for row in self._in("finished")]
 
     @property
     def comparison(self) -> SolveComparison:
@@ -108,7 +108,7 @@ def _row(run: Path, instance: Instance, entry: Mapping[str, str]) -> dict[str, A
         state = "waiting"
     elif state == "finished":
         try:
-            file = read_solve_file(run / RESULT)
+            file = SolveFile.read(run)
         except UserError as error:
             state, reason = "failed", str(error)
     names = (instance.name, instance.problem, instance.solver, instance.solve.seed, state, reason)

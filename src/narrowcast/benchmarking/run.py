@@ -36,7 +36,7 @@ from narrowcast.runs import session
 from narrowcast.runs.folder import RESULT, has_run, make_writable
 from narrowcast.runs.prepared import PreparedSolve, prepare_solve, resume_solve
 from narrowcast.runs.recordable import checked_store
-from narrowcast.runs.solve_result import load_solve_result
+from narrowcast.runs.result import SolveResult
 from narrowcast.runs.terminal_output import output_may_end
 from narrowcast.solve_run import Solve
 
@@ -219,7 +219,7 @@ class InstanceQueue(RetryQueue[InstanceJob, str]):
         super().__init__(self._by_name)
         self._problems: dict[str, str] = {}
         for run in finished:
-            self._problems.setdefault(_problem_of(run), load_solve_result(folder.path / run.name).file.problem_sha256)
+            self._problems.setdefault(_problem_of(run), SolveResult.load(folder.path / run.name).file.problem_sha256)
 
     def job(self, key: str) -> InstanceJob:
         """Note that an instance begins, and return it."""

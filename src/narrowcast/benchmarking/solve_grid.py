@@ -23,7 +23,7 @@ from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metrics import ITERATIONS, SOLVER_TIME, LowerIsBetter, curve, lower_is_better
 from narrowcast.platform.types import ITERATION_COLUMNS, FloatArray
 from narrowcast.runs.folder import CONFIG, RESULT, differing_settings, settings_of
-from narrowcast.runs.solve_result import SolveResult, load_solve_result
+from narrowcast.runs.result import SolveResult
 
 Settings = Mapping[str, Any]
 _INSTANCE = re.compile(r"(.+)\.([^.]+)\.seed-\d+")
@@ -193,7 +193,7 @@ def _read(folder: Path) -> GridRun:
     if "solver.kind" not in settings or "problem.kind" not in settings:
         raise UserError(f"{folder}: not the folder of a solve, which a site compares; omit it")
     if (folder / RESULT).is_file():
-        result = load_solve_result(folder)
+        result = SolveResult.load(folder)
         return GridRun(folder, settings, result.history, result)
     from narrowcast.benchmarking.file import BenchmarkFolder  # imports all solvers
 

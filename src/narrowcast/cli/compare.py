@@ -87,7 +87,7 @@ def report(runs: tuple[str, ...], output: Path, file: Path | None, each: bool, a
     """
     from narrowcast.api import compare
     from narrowcast.runs.folder import find_runs
-    from narrowcast.runs.solve_result import load_any
+    from narrowcast.runs.result import load_any
 
     folders = find_runs(runs, output)
     if len(folders) == 1:

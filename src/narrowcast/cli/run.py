@@ -179,8 +179,7 @@ def export(names: tuple[str, ...], model_format: str, output: Path | None, runs:
     torch.load(FILE, weights_only=True) for the state_dict of the torch module.
     """
     from narrowcast.runs.folder import find_runs
-    from narrowcast.runs.result import Result
-    from narrowcast.runs.solve_result import load_any
+    from narrowcast.runs.result import Result, load_any
 
     folders = find_runs(names, runs)
     if output is not None and len(folders) > 1:
@@ -380,8 +379,7 @@ def _report(finished: Sequence[Path], store: str) -> None:
     """Print the results in these folders, and where plots and runs are; `store` is without secrets."""
     from narrowcast.platform.config.files import command
     from narrowcast.runs.comparison import Comparison, SolveComparison
-    from narrowcast.runs.result import Result
-    from narrowcast.runs.solve_result import SolveResult, load_any
+    from narrowcast.runs.result import Result, SolveResult, load_any
 
     if not finished:
         return

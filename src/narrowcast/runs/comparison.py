@@ -38,8 +38,7 @@ from narrowcast.runs import html_report
 from narrowcast.runs.comparison_tables import SeedGroup, measured_metrics, seed_groups
 from narrowcast.runs.finished_run import Column, FinishedRun, TextTable, table_of, with_spread
 from narrowcast.runs.folder import SEEDS, codec_kinds, differing_settings, settings_of, shown_setting
-from narrowcast.runs.result import Result
-from narrowcast.runs.solve_result import SolveResult
+from narrowcast.runs.result import Result, SolveResult
 from narrowcast.runs.terminal_output import PlainConsole
 
 if TYPE_CHECKING:

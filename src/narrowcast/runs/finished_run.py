@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,10 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from narrowcast.platform.config.trust import own_file
+from narrowcast.platform.config.files import validate_result
+from narrowcast.platform.config.trust import own_file, read_json
 from narrowcast.platform.errors import UserError, printable
-from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking import metrics, units
 from narrowcast.platform.tracking.metrics import (
     FractionMetrics,
     TargetCost,
@@ -35,6 +36,7 @@ from narrowcast.platform.tracking.metrics import (
 )
 from narrowcast.platform.types import Arrays
 from narrowcast.runs import html_report
+from narrowcast.runs.folder import CONFIG, RESULT, finish_advice, read_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,6 +60,12 @@ class RunFile(BaseModel):
     wall_seconds: float
     mlflow_run_id: str | None = None
     git_commit: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read `result.json` of a folder; raise `UserError` if it is damaged."""
+        path = folder / RESULT
+        return validate_result(cls, read_json(path, finish_advice(folder)), str(path))
 
     def goal(self, target: TargetCost) -> str:
         """Return a target of the run as text, such as `test accuracy ≥ 80 %`."""
@@ -97,6 +105,40 @@ class FinishedRun(ABC, Generic[FileT_co]):
 
     main_figure: ClassVar[str]
     """The figure that `plot` returns if none is named."""
+    run_kind: ClassVar[str]
+    step_name: ClassVar[str]
+    table: ClassVar[str]
+    """The file of the history."""
+    columns: ClassVar[tuple[str, ...]]
+    """Columns that the history has."""
+
+    @classmethod
+    @abstractmethod
+    def read_file(cls, folder: Path) -> FileT_co:
+        """Read `result.json` alone; raise `UserError` if it is damaged."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read a finished run, or raise one `UserError` that says what is wrong with its folder."""
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; give the folder of a run, the one with {RESULT} in it")
+        for name in (RESULT, cls.table):
+            if not (folder / name).is_file():
+                advice = finish_advice(folder) if (folder / CONFIG).is_file() else "give the folder of a run"
+                raise UserError(f"{folder}: has no {name}, so it is not a finished {cls.run_kind}; {advice}")
+        run = cls(folder, cls.read_file(folder), read_table(folder / cls.table, (cls.step_name, *cls.columns)))
+        last = int(metrics.column(run.history, cls.step_name).max(initial=0))
+        if last != run.steps:
+            raise UserError(
+                f"{folder}: {cls.table} ends at {cls.step_name} {last} and {RESULT} at {cls.step_name} {run.steps}, "
+                f"so it is not a finished {cls.run_kind}; {finish_advice(folder)}"
+            )
+        return run
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """The rounds or iterations that `result.json` has."""
 
     @property
     def name(self) -> str:
@@ -156,8 +198,14 @@ class FinishedRun(ABC, Generic[FileT_co]):
         ]
 
     @abstractmethod
+    def inputs_and_outputs(self) -> list[tuple[str, str]]:
+        """Return what the run came from and made, by sha256 or by name, as pairs of a label and a value."""
+
     def provenance(self) -> list[tuple[str, str]]:
-        """Return where the run comes from, as pairs of a label and a value."""
+        """Return seed, inputs and outputs, commit and MLflow run, as pairs of a label and a value."""
+        origin = [("git commit", self.file.git_commit), ("MLflow run", self.mlflow_run_id)]
+        known = [("seed", str(self.seed)), *self.inputs_and_outputs(), *origin]
+        return [(label, value) for label, value in known if value]
 
     def plot(self, figure: str | None = None) -> Figure:
         """Return one of the `figures`, `main_figure` by default."""

@@ -1,6 +1,6 @@
-"""A finished run, read from its folder: metrics, costs, tables, figures and the trained model.
+"""A finished run of an experiment, or a solve, read from its folder: metrics, costs, tables, figures, and what it made.
 
-Reading executes no code: the tables are Parquet, the model is safetensors.
+Reading executes no code: the tables are Parquet, the model or answer is safetensors.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.platform.config.files import MODEL, validate_result
-from narrowcast.platform.config.trust import read_json
+from narrowcast.platform.config.files import MODEL
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.storage.journal import CLIENT_METRICS
+from narrowcast.platform.storage.journal import CLIENT_METRICS, ROUNDS
 from narrowcast.platform.tracking import metrics, units
 from narrowcast.platform.tracking.metrics import (
     CLIENTS,
     RunTargetCost,
+    SolveTargetCost,
     format_metric,
     metric_label,
     metrics_of,
     over_clients_text,
 )
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import ITERATION, Arrays
 from narrowcast.runs.finished_run import FinishedRun, ModelFormat, RunFile, write_arrays
-from narrowcast.runs.folder import CONFIG, RESULT, finish_advice, read_arrays, read_table, saved_config
+from narrowcast.runs.folder import ANSWER, ITERATIONS, RESULT, read_arrays, read_table, saved_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from narrowcast.experiment import Experiment
+    from narrowcast.solve_run import Solve
 
 
 class Best(BaseModel):
@@ -103,15 +104,29 @@ def target_cost(target: RunTargetCost) -> str:
     return f"after {units.format_seconds(seconds)}, {traffic}, {target.rounds_to} rounds"
 
 
-def read_result(path: Path) -> ResultFile:
-    """Read `result.json`; raise `UserError` if it is damaged."""
-    return validate_result(ResultFile, read_json(path, finish_advice(path.parent)), str(path))
+def solve_target_cost(target: SolveTargetCost) -> str:
+    """Return the cost of a target of a solve as text."""
+    if target.iterations_to is None or target.solver_seconds_to is None:
+        return "not reached"
+    return f"after {target.iterations_to} iterations, {units.format_short_seconds(target.solver_seconds_to)}"
 
 
 class Result(FinishedRun[ResultFile]):
     """A finished run of an experiment; the entries of its `file` other than `rounds` are attributes of it too."""
 
     main_figure = "accuracy_uplink"
+    run_kind, step_name, table = "run", "round", ROUNDS
+    columns = tuple(cost.column for cost in (metrics.UPLINK, metrics.TOTAL, metrics.TIME))
+
+    @classmethod
+    def read_file(cls, folder: Path) -> ResultFile:
+        """Read `result.json` alone; raise `UserError` if it is damaged."""
+        return ResultFile.read(folder)
+
+    @property
+    def steps(self) -> int:
+        """The number of rounds."""
+        return self.file.rounds
 
     @property
     def heading(self) -> str:
@@ -302,38 +317,127 @@ class Result(FinishedRun[ResultFile]):
             ("model sha256", self.model_sha256[:12]),
         ]
 
-    def provenance(self) -> list[tuple[str, str]]:
-        """Return seed, model, backend, commit and MLflow run, as pairs of a label and a value."""
-        known = [
-            ("seed", str(self.seed)),
-            ("model sha256", self.model_sha256),
-            ("backend", self.file.backend),
-            ("git commit", self.file.git_commit),
-            ("MLflow run", self.mlflow_run_id),
-        ]
-        return [(label, value) for label, value in known if value]
+    def inputs_and_outputs(self) -> list[tuple[str, str]]:
+        """Return model and backend, as pairs of a label and a value."""
+        return [("model sha256", self.model_sha256), ("backend", self.file.backend)]
 
     @cached_property
     def _client_table(self) -> pa.Table:
         return read_table(self.folder / "clients.parquet", ("round", "client"))
 
 
-def load_result(folder: Path) -> Result:
-    """Read a finished run, or raise one `UserError` that says what is wrong with its folder."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give the folder of a run, the one with {RESULT} in it")
-    for name in (RESULT, "rounds.parquet"):
-        if not (folder / name).is_file():
-            advice = finish_advice(folder) if (folder / CONFIG).is_file() else "give the folder of a run"
-            raise UserError(f"{folder}: has no {name}, so it is not a finished run; {advice}")
-    file = read_result(folder / RESULT)
-    history = read_table(
-        folder / "rounds.parquet", ("round", *(cost.column for cost in (metrics.UPLINK, metrics.TOTAL, metrics.TIME)))
-    )
-    last = int(metrics.column(history, "round").max(initial=0))
-    if last != file.rounds:
-        raise UserError(
-            f"{folder}: rounds.parquet ends at round {last} and {RESULT} at round {file.rounds}, "
-            f"so it is not a finished run; {finish_advice(folder)}"
-        )
-    return Result(folder, file, history)
+class BestOfSolve(BaseModel):
+    """The best value of a metric and the first iteration that had it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    iteration: int
+
+
+class SolveFile(RunFile):
+    """The content of a solve's `result.json`.
+
+    `stopped_by` is `tolerance`, `iterations`, `solver_seconds`, or what the solver said of itself.
+    """
+
+    solver: str
+    problem: str
+    sizes: Mapping[str, int]
+    problem_sha256: str
+    stopped_by: str
+    iterations: int
+    residual: float
+    best: Mapping[str, BestOfSolve]
+    targets: tuple[SolveTargetCost, ...] = ()
+    solver_seconds: float
+    answer_sha256: str
+
+
+class SolveResult(FinishedRun[SolveFile]):
+    """A finished solve."""
+
+    main_figure = "error_time"
+    run_kind, step_name, table, columns = "solve", ITERATION, ITERATIONS, ("residual", "solver_seconds")
+
+    @classmethod
+    def read_file(cls, folder: Path) -> SolveFile:
+        """Read `result.json` alone; raise `UserError` if it is damaged."""
+        return SolveFile.read(folder)
+
+    @property
+    def steps(self) -> int:
+        """The number of iterations."""
+        return self.file.iterations
+
+    @property
+    def heading(self) -> str:
+        """The solve in a few words."""
+        return f"{self.file.solver} on {self.file.problem}, {self.file.iterations} iterations"
+
+    @property
+    def solver_seconds(self) -> float:
+        """The time of the solver: its first state and its iterations, without measurements and records."""
+        return self.file.solver_seconds
+
+    @cached_property
+    def iterations(self) -> DataFrame:
+        """One row per recorded iteration: residual, time of the solver, and the metrics measured (NaN elsewhere)."""
+        return self.history.to_pandas()
+
+    @cached_property
+    def config(self) -> Solve:
+        """The solve, as `config.yaml` has it."""
+        from narrowcast.solve_run import load_solve
+
+        return load_solve(saved_config(self.folder))
+
+    def answer(self) -> Arrays:
+        """Return the answer's arrays by name."""
+        return read_arrays(self.folder, ANSWER, "solve the problem again")
+
+    def export(self, path: str | Path, model_format: ModelFormat = "safetensors") -> Path:
+        """Write the answer to a file, as safetensors or as tensors by name for `torch.load`, and return its path."""
+        return write_arrays(self.answer(), path, model_format)
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the figures by name: error_iteration and error_time."""
+        from narrowcast.platform.tracking.figures import solve_figures  # imports Matplotlib
+
+        return solve_figures(self.history, f"{self.name}: {self.file.solver} on {self.file.problem}")
+
+    @property
+    def targets(self) -> tuple[SolveTargetCost, ...]:
+        """The cost of each of the solve's `targets`."""
+        return self.file.targets
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the summary as pairs of a label and a formatted value."""
+        file, shares = self.file, self.file.shares
+        rows = [(metric_label(name), format_metric(name, value, shares)) for name, value in file.final.items()]
+        rows += self.baseline_rows()
+        rows += [(file.goal(target), solve_target_cost(target)) for target in file.targets]
+        return [
+            *rows,
+            ("residual", f"{file.residual:.4g}"),
+            ("iterations", f"{file.iterations} (ended by {file.stopped_by})"),
+            ("time of the solver", units.format_short_seconds(file.solver_seconds)),
+            ("wall time", units.format_short_seconds(file.wall_seconds)),
+            ("problem", ", ".join(f"{value:,} {name}" for name, value in file.sizes.items())),
+            ("seed", str(file.seed)),
+            ("answer sha256", file.answer_sha256[:12]),
+        ]
+
+    def inputs_and_outputs(self) -> list[tuple[str, str]]:
+        """Return answer and problem, as pairs of a label and a value."""
+        return [("answer sha256", self.file.answer_sha256), ("problem sha256", self.file.problem_sha256)]
+
+
+def kind_of(folder: Path) -> type[Result | SolveResult]:
+    """Return what the folder of a finished run is read as."""
+    return SolveResult if (folder / ITERATIONS).is_file() and (folder / RESULT).is_file() else Result
+
+
+def load_any(folder: Path) -> Result | SolveResult:
+    """Return the result in a run's folder; raise `UserError` if there is none."""
+    return kind_of(folder).load(folder)

@@ -66,7 +66,7 @@ from narrowcast.runs.prepared import (
     prepare_solves,
 )
 from narrowcast.runs.recordable import PreparedRun, WriteOutputs
-from narrowcast.runs.solve_result import read_any_file
+from narrowcast.runs.result import kind_of
 from narrowcast.solve_run import Solve
 
 
@@ -102,7 +102,7 @@ def sync_run(folder: Path, uri: str | None) -> int:
         sender = Sender(folder, store, cursor, journal)
         finished = (folder / RESULT).is_file()
         status = "FINISHED" if finished else cursor.status
-        tags, costs = closing_entries(read_any_file(folder).model_dump()) if finished else ({}, {})
+        tags, costs = closing_entries(kind_of(folder).read_file(folder).model_dump()) if finished else ({}, {})
         if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, store, sender.cursor, tags, costs)):
             raise RunFailed(f"the store at {store.shown} went down again; later run: {command('sync', folder)}")
     return len(journal.rounds) - cursor.sent_rounds

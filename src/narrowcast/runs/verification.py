@@ -43,7 +43,7 @@ from narrowcast.runs.checks import (
 )
 from narrowcast.runs.folder import ANSWER, CONFIG, ITERATIONS, RESULT, checkpoint_place, saved_config
 from narrowcast.runs.outputs import answer_sha256, baselines_entry, solve_labels, solve_measures
-from narrowcast.runs.solve_result import SolveFile
+from narrowcast.runs.result import SolveFile
 from narrowcast.runs.run_verification import UNPROVABLE, verify_run
 from narrowcast.solve_run import Solve, load_solve
 

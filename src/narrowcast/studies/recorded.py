@@ -24,7 +24,7 @@ from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.runs import session
 from narrowcast.runs.folder import CONFIG, has_run, make_writable, remove_local_checkpoints, saved_config, write_config
 from narrowcast.runs.prepared import prepare, prepare_resume
-from narrowcast.runs.result import load_result
+from narrowcast.runs.result import Result
 from narrowcast.studies.execution import one_core_each
 from narrowcast.studies.spec import CONVERGENCE, RunSpec
 
@@ -94,7 +94,7 @@ class ReproductionRun:
     def _with_history(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.spec.measure != CONVERGENCE:
             return result
-        table = load_result(self.folder).rounds
+        table = Result.load(self.folder).rounds
         metrics = [name for name in table.columns if name.startswith("test.")]
         return {**result, "history": table[["round", *metrics]].dropna().to_dict("list")}
 

@@ -17,7 +17,7 @@ from narrowcast.platform.tracking.metrics import RunTargetCost, check_targets, i
 from narrowcast.runs import session
 from narrowcast.runs.comparison_tables import targets_table
 from narrowcast.runs.prepared import prepare
-from narrowcast.runs.result import load_result
+from narrowcast.runs.result import Result
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -126,7 +126,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
     result = session.run(prepare(load_experiment("fedavg-digits", settings), tmp_path), lambda _: None)
     first, second = json.loads((tmp_path / "fedavg-digits" / "result.json").read_text())["targets"]
     assert first["rounds_to"] in (3, 6, 9, 12)
-    history = load_result(tmp_path / "fedavg-digits").history.to_pylist()
+    history = Result.load(tmp_path / "fedavg-digits").history.to_pylist()
     row = history[first["rounds_to"] - 1]
     assert (first["uplink_bits_to"], first["total_bits_to"], first["simulated_seconds_to"]) == (
         row["total_uplink_bits"],
@@ -151,7 +151,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
         table = targets_table(compare([tmp_path / "fedavg-digits"]).groups)
         assert table is not None
         console.print(*table.fitting(console.width))
-        console.print(pairs_table(load_result(tmp_path / "fedavg-digits").summary()))
+        console.print(pairs_table(Result.load(tmp_path / "fedavg-digits").summary()))
     words = capture.get().split()
     place = words.index("≥")
     assert words[place - 2 : place + 4] == ["test", "accuracy", "≥", "10", "%", str(first["rounds_to"])]
