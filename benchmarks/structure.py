@@ -36,6 +36,7 @@ PRONOUNS = {
     *("each", "found", "place", "places", "one", "another", "said", "here"),
     *("there", "these", "those", "some", "both", "its", "everybody"),
 }
+COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 Scope = Literal["top", "function", "type"]
 SCOPES: tuple[Scope, ...] = ("top", "function", "type")
 Graph = Mapping[str, Mapping[Scope, set[str]]]
@@ -166,13 +167,17 @@ def walk(kind: str, words: list[str]) -> tuple[int, int, int]:
 
 
 def entered(kind: str, words: list[str]) -> tuple[int, int, int]:
-    """Take a walk in this process, and note its functions; bodies of modules and classes are not counted."""
+    """Take a walk in this process, and note its functions; bodies of modules and classes are not counted.
+
+    A comprehension at the top of a module is its body, as which Python 3.12 runs most of them.
+    """
     functions, home = set[tuple[str, str]](), str(PACKAGE)
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         del argument
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(home) and code.co_flags & inspect.CO_OPTIMIZED:
+        is_body = code.co_qualname in COMPREHENSIONS or not code.co_flags & inspect.CO_OPTIMIZED
+        if event == "call" and code.co_filename.startswith(home) and not is_body:
             functions.add((code.co_filename, code.co_qualname))
 
     threading.setprofile(note)

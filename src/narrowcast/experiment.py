@@ -1,4 +1,7 @@
-"""An experiment: everything a run is made of, in one frozen model that reads from and writes to YAML."""
+"""An experiment: everything a run is made of, in one frozen model that reads from and writes to YAML.
+
+The model that a run starts from: that of another run or a file, and what no client trains in it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
 
 from narrowcast import packaged
 from narrowcast.algorithms.channel.radio import CellRadio
@@ -30,7 +36,17 @@ from narrowcast.platform.config.catalog import (
     TRAININGS,
 )
 from narrowcast.platform.config.fields import Role, role_of
-from narrowcast.platform.config.files import Defaults, apply_overrides, flatten, plugin_folders, set_value, validate
+from narrowcast.platform.config.files import (
+    FROZEN,
+    MODEL,
+    START,
+    Defaults,
+    apply_overrides,
+    flatten,
+    plugin_folders,
+    set_value,
+    validate,
+)
 from narrowcast.platform.config.kinds import kind_in
 from narrowcast.platform.config.run_fields import Identified, LastingPath, Tracking
 from narrowcast.platform.contracts import Algorithm, Fleet, Task, Training
@@ -38,13 +54,14 @@ from narrowcast.platform.data.dataset import Dataset, DataSource
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import Model
-from narrowcast.platform.models.start_model import pinned, start_model
 from narrowcast.platform.rounds.fleet import Tiers, check_profiles
 from narrowcast.platform.rounds.loop import Backend, LocalBackend
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import cohort_size
 from narrowcast.platform.rounds.state import Run
+from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.tracking.metrics import Targets
+from narrowcast.platform.types import Arrays
 
 
 class _Checked(type(Plan)):  # type: ignore[misc]
@@ -267,3 +284,50 @@ def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
 def packaged_experiments() -> dict[str, str]:
     """The names of the packaged experiments and what their first comment line says of them."""
     return packaged.summaries(packaged.EXPERIMENTS)
+
+
+def start_model(source: Path, folder: Path | None, model: Model, data: Any, seed: int) -> Arrays:
+    """Return what is trained in the model of a finished run's folder or of a safetensors file, in its precision here.
+
+    The copy in `folder`, that of the run which starts from it, goes first. Raise `UserError` if there is no model, if
+    it is damaged, or if its arrays are not those of the model or, where they are not trained, have other values.
+    """
+    path = source / MODEL if source.is_dir() else source
+    if folder is not None and (folder / START).is_file():
+        path = folder / START
+    try:
+        start, _ = read_tensors(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"start_from = {source}: no model there ({error}); give the folder of a finished run, or a safetensors file"
+        ) from None
+    drawn: Arrays = model.init_server(data, seed)
+    whole, fixed = model.of_seed(seed).state(drawn, data), model.of_seed(seed).fixed_names(data)
+    has, wanted, also = ({name: list(array.shape) for name, array in part.items()} for part in (start, drawn, whole))
+    if has not in (wanted, also):
+        raise UserError(f"start_from = {source}: its model has {_listed(has)}, this experiment's {_listed(wanted)}")
+    for name in start.keys() & fixed:
+        if not np.array_equal(start[name], whole[name], equal_nan=True):
+            raise UserError(
+                f"start_from = {source}: its {name} is not that of this experiment, which does not train it; build the "
+                "module with those values"
+            )
+    return {name: start[name].astype(values.dtype) for name, values in drawn.items()}
+
+
+def pinned(task: Task, folder: Path | None) -> Task:
+    """Return the task whose hosts refuse other frozen parameters and buffers than this process has built.
+
+    Raise `UserError` if `folder`, that of the run, says that it began with others.
+    """
+    model = task.model
+    sha256 = model.fixed_sha256(task.data)
+    if folder is not None and (folder / FROZEN).is_file():
+        sha256 = (folder / FROZEN).read_text().strip()
+    model = model.pinned(sha256)
+    model.fixed_names(task.data)
+    return replace(task, model=model)
+
+
+def _listed(shapes: dict[str, list[int]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
