@@ -38,6 +38,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(run(tmp_path_factory.mktemp("whole"), lambda _: None)["model_sha256"])
 
 
+MASKED = ("secure=masked", "clients_per_round=6", "checkpoint_every=4")
+
+
+@pytest.fixture(scope="module")
+def whole_masked(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same under masks."""
+    return str(run(tmp_path_factory.mktemp("masked"), lambda _: None, more=MASKED)["model_sha256"])
+
+
 @pytest.mark.parametrize("number", [3, 6])
 @pytest.mark.parametrize(
     "change", [Path.unlink, lambda path: os.truncate(path, 700), lambda path: path.write_bytes(b"")]
@@ -87,10 +96,8 @@ def test_a_configuration_that_is_gone_is_written_again(
 @pytest.mark.parametrize("number", [3, 6])
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: os.truncate(path, path.read_bytes().index(b"\n") + 1)])
 def test_a_run_whose_clients_record_is_gone_ends_and_repeats_no_round_without_it(
-    number: int, change: Callable[[Path], object], tmp_path: Path
+    number: int, change: Callable[[Path], object], tmp_path: Path, whole_masked: str
 ) -> None:
-    masked = ("secure=masked", "clients_per_round=6", "checkpoint_every=4")
-    whole = run(tmp_path / "whole", lambda _: None, more=masked)["model_sha256"]
     record, kept = tmp_path / "run" / "answered.jsonl", tmp_path / "kept"
 
     def lose() -> None:
@@ -100,10 +107,10 @@ def test_a_run_whose_clients_record_is_gone_ends_and_repeats_no_round_without_it
             raise KeyboardInterrupt
 
     with pytest.raises((UserError, KeyboardInterrupt), match=f"{record} was .*put it back" if number == 3 else None):
-        run(tmp_path, at_round(number, lose), more=masked)
+        run(tmp_path, at_round(number, lose), more=MASKED)
     with pytest.raises(
         UserError, match=f"{record} has clients' answers up to round .*, and the run has recorded {number} r"
     ):
         run(tmp_path, lambda _: None, resume=("run",))
     record.write_bytes(kept.read_bytes())
-    assert run(tmp_path, lambda _: None, resume=("run",))["model_sha256"] == whole
+    assert run(tmp_path, lambda _: None, resume=("run",))["model_sha256"] == whole_masked
