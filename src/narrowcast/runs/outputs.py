@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -61,38 +61,53 @@ def write_outputs(
     labelled = labels(experiment, task)
     plots = begin_plots(tables, f"{folder.name}: {labelled['algorithm']} on {labelled['data']}", labelled["shares"])
     write_model(task.model.state(experiment.algorithm.final(state.server), task.data), folder / MODEL)
-    result = {
-        "name": folder.name,
+    entries = {
         **labelled,
         **measured(journal, experiment, task),
         **baselines_entry(experiment.model, task.data),
         "model_sha256": model_sha256(experiment.algorithm, state),
+    }
+    drawn = write_partition(task.data, folder / "partition", partition)
+    drawn += write_plots(plots, folder / "plots")
+    return _write_result(folder, entries, run_id, [*tables.values(), *drawn])
+
+
+def _write_result(folder: Path, entries: Mapping[str, Any], run_id: str, files: Sequence[Path]) -> dict[str, Any]:
+    """Sync the other files of a finished run, write `result.json`, and return its content."""
+    result = {
+        "name": folder.name,
+        **entries,
         "mlflow_run_id": run_id,
         "git_commit": git_commit(),
         "narrowcast_version": __version__,
     }
-    drawn = write_partition(task.data, folder / "partition", partition)
-    drawn += write_plots(plots, folder / "plots")
-    sync_all([*tables.values(), *drawn])
+    sync_all(files)
     write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
     return result
 
 
 def labels(experiment: Experiment, task: Task) -> dict[str, Any]:
     """Return the entries of `result.json` that follow from the experiment and its data."""
-    lower, shares = declared_by(experiment.model), fraction_metrics(experiment.model)
     return {
         "algorithm": experiment.algorithm.kind,
         "data": task.data.name,
         "backend": experiment.backend.kind,
         "execution": task.training.mode(task),
         "seed": experiment.seed,
-        "lower_is_better": None if lower is None else sorted(lower),
-        "shares": None if shares is None else sorted(shares),
+        **metrics_entry(experiment.model),
         "data_sha256": task.data.digest,
         **frozen_entry(task),
         **personal_entry(experiment),
         **inputs_entry(task),
+    }
+
+
+def metrics_entry(measuring: Any) -> dict[str, list[str] | None]:
+    """Return the entries of `result.json` on metrics that a model or problem declares, null if it declares none."""
+    lower, shares = declared_by(measuring), fraction_metrics(measuring)
+    return {
+        "lower_is_better": None if lower is None else sorted(lower),
+        "shares": None if shares is None else sorted(shares),
     }
 
 
@@ -234,33 +249,25 @@ def write_solve_outputs(
     title = f"{folder.name}: {solve.solver.kind} on {problem.name}"
     plots = begin(run_figures.solve_figures_of_file, table, title)
     write_model(answer, folder / ANSWER)
-    result = {
-        "name": folder.name,
+    entries = {
         **solve_labels(solve, problem),
         "stopped_by": end_of(solve, state),
         **solve_measures(journal, solve),
         **baselines_entry(problem),
         "answer_sha256": answer_sha256(answer),
-        "mlflow_run_id": run_id,
-        "git_commit": git_commit(),
-        "narrowcast_version": __version__,
     }
-    sync_all([table, *write_plots(plots, folder / "plots")])
-    write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
-    return result
+    return _write_result(folder, entries, run_id, [table, *write_plots(plots, folder / "plots")])
 
 
 def solve_labels(solve: Solve, problem: Problem) -> dict[str, Any]:
     """Return the entries of `result.json` that follow from the solve and its problem."""
-    lower, shares = declared_by(solve.problem), fraction_metrics(solve.problem)
     return {
         "solver": solve.solver.kind,
         "problem": problem.name,
         "sizes": dict(problem.sizes),
         "problem_sha256": problem.digest,
         "seed": solve.seed,
-        "lower_is_better": None if lower is None else sorted(lower),
-        "shares": None if shares is None else sorted(shares),
+        **metrics_entry(solve.problem),
     }
 
 
