@@ -294,7 +294,7 @@ def compare(
     from narrowcast.runs.comparison import Comparison, SolveComparison
     from narrowcast.runs.result import SolveResult
 
-    results = [load_any(given) if isinstance(given, Path) else given for given in _found(runs, output)]
+    results = [load_any(run) if isinstance(run, Path) else run for run in _found(runs, output)]
     solves = [result for result in results if isinstance(result, SolveResult)]
     experiments = [result for result in results if isinstance(result, Result)]
     if solves and experiments:
@@ -337,19 +337,19 @@ def site(
     from narrowcast.benchmarking.benchmark_site import TOLERANCES, WITHIN, write_site
     from narrowcast.benchmarking.solve_grid import read_grid, solve_folders
 
-    given = _found(solve_folders(_folder(output)) if runs is None else runs, output, CONFIG)
-    grid = read_grid([run if isinstance(run, Path) else run.folder for run in given], metrics)
+    solves = _found(solve_folders(_folder(output)) if runs is None else runs, output, CONFIG)
+    grid = read_grid([run if isinstance(run, Path) else run.folder for run in solves], metrics)
     goals = TOLERANCES if tolerances is None else tolerances, WITHIN if within is None else within
     return write_site(grid, Path(folder), *goals)
 
 
 def _found(runs: Any, output: str | Path, file: str = RESULT) -> list[Any]:
     """Return results as they are, and the folders that names and patterns stand for, each of them once."""
-    given = [runs] if isinstance(runs, str | Path | FinishedRun) else runs
-    if not isinstance(given, Iterable):
+    sources = [runs] if isinstance(runs, str | Path | FinishedRun) else runs
+    if not isinstance(sources, Iterable):
         raise UserError(f"{shown(runs)} is not a run; give its name, its folder, a result, or a list of these")
     by_folder: dict[Path, Any] = {}
-    for run in given:
+    for run in sources:
         if isinstance(run, str | Path):
             by_folder |= {folder.resolve(): folder for folder in find_runs([run], _folder(output), file)}
         elif isinstance(run, FinishedRun):
@@ -388,8 +388,8 @@ def tune(
 
     check_address_of(backend, address)
     kind = "ray" if address is not None else backend
-    given = {"study.backend": kind, "study.address": address, "study.storage": storage}
-    options = {path: value for path, value in given.items() if value is not None}
+    fields = {"study.backend": kind, "study.address": address, "study.storage": storage}
+    options = {path: value for path, value in fields.items() if value is not None}
     settings = [*_as_text(overrides), *_as_text(options)]
     prepared = prepare_study(load_study(_source(study, "study"), settings), _folder(output))
     file = prepared.file
@@ -428,8 +428,8 @@ def benchmark(
     from narrowcast.runs.terminal_output import PlainConsole
 
     check_address_of(backend, address)
-    given = {"backend": "ray" if address is not None else backend, "address": address}
-    options = {name: value for name, value in given.items() if value is not None}
+    fields = {"backend": "ray" if address is not None else backend, "address": address}
+    options = {name: value for name, value in fields.items() if value is not None}
     if not isinstance(benchmark, str | Path):
         raise UserError(f"{shown(benchmark)} is not a benchmark; give the name of a packaged one or the path of a file")
     chosen = load_benchmark(str(benchmark), [*_as_text(options), *_as_text(overrides)]).only(problems, solvers)
@@ -486,16 +486,16 @@ def submit(
     return ClusterJob(job.name, dashboard)
 
 
-def _source(given: Source | Solve, what: str = "experiment") -> Any:
+def _source(source: Source | Solve, what: str = "experiment") -> Any:
     """Return what `run` takes, paths as text; raise `UserError` for what it does not take."""
-    if isinstance(given, Path):
-        return str(given)
-    if isinstance(given, str | Mapping) or (what == "experiment" and isinstance(given, Identified)):
-        return given
+    if isinstance(source, Path):
+        return str(source)
+    if isinstance(source, str | Mapping) or (what == "experiment" and isinstance(source, Identified)):
+        return source
     article, more = ("an", ", or an nc.Experiment") if what == "experiment" else ("a", "")
     raise UserError(
-        f"{shown(given)} is not {article} {what}; give the name of a packaged one, the path of a YAML file, its values "
-        f"as a mapping{more}"
+        f"{shown(source)} is not {article} {what}; give the name of a packaged one, the path of a YAML file, its "
+        f"values as a mapping{more}"
     )
 
 

@@ -1,1 +1,1 @@
-"""Which upload for which budget over unequal links, in the open and hidden in sums."""
+"""The contests of uploads by budget over unequal links, in the open and hidden in sums."""

@@ -1,4 +1,4 @@
-"""Which upload for which budget: every upload of the platform with one download, equally tuned, over unequal links.
+"""The contest of uploads by budget: all uploads of the platform with one download, equally tuned, on unequal links.
 
 Clients of MovieLens-100K have uplinks of 0.2 to 20 Mbit/s. All methods download the rows that they train on one
 grid, so that they differ in the upload alone. `secure` has the contest of sums that nobody may open.

@@ -1,4 +1,4 @@
-"""Which upload for sums that nobody may open: smaller models, CoLR and SCoLR as integers of common levels.
+"""The contest of uploads in sums that nobody may open: smaller models, CoLR and SCoLR as integers of common levels.
 
 An SVD of a client's own, ATOMO and entropy coding are out: they do not add up undecoded. So are downloads of some rows,
 whose list would name what a client has. Q comes down on a grid, or as the mean of A in the basis that all share.

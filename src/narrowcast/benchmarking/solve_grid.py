@@ -173,11 +173,11 @@ def read_grid(folders: Iterable[Path], metrics: Sequence[str] = ()) -> SolveGrid
             raise UserError(
                 f"{other.folder} and {run.folder} are {solver} on {problem} with one seed; give one of them"
             )
-    made = [
+    grid = [
         GridProblem(label, _metric(label, of_problem, metrics), _attributes(of_problem), of_problem)
         for label, of_problem in by_problem.items()
     ]
-    return SolveGrid(tuple(sorted(made, key=_order)), tuple(sorted(set(solvers))))
+    return SolveGrid(tuple(sorted(grid, key=_order)), tuple(sorted(set(solvers))))
 
 
 def solve_folders(output: Path) -> list[Path]:

@@ -79,10 +79,10 @@ def _of_instance(folder: Path, instance: Instance, budget: Budget, memory: Worke
 
 def _as_one(name: str, checks: list[Check]) -> Check:
     """Return the checks of a solve as one: their number, what was repeated, and the first problem."""
-    made = sum(not check.skipped for check in checks)
+    count = sum(not check.skipped for check in checks)
     repeated = next((check.compared for check in checks if check.subject == "iterations repeated"), "none")
     failed = next((f"{check.subject}: {check.problem}" for check in checks if check.problem), "")
-    return Check(name, f"{made} checks; iterations repeated: {repeated}", failed)
+    return Check(name, f"{count} checks; iterations repeated: {repeated}", failed)
 
 
 def _skipped(instance: Instance, memory: WorkerMemory) -> Check:

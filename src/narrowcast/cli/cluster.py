@@ -226,8 +226,8 @@ def manifest(kind: str, overrides: tuple[str, ...], source: Path | None) -> None
     from narrowcast.platform.config.files import Defaults, apply_overrides, validate
     from narrowcast.platform.config.yaml import read_yaml
 
-    given = {} if source is None else read_yaml(_read(source), str(source))
-    values = {**Deployment().model_dump(mode="json"), **given} if isinstance(given, Mapping) else given
+    settings = {} if source is None else read_yaml(_read(source), str(source))
+    values = {**Deployment().model_dump(mode="json"), **settings} if isinstance(settings, Mapping) else settings
     if isinstance(values, dict):
         values = apply_overrides(values, overrides, Defaults(Deployment))
     deployment = validate(Deployment, values, str(source or "description"))

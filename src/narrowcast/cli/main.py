@@ -35,13 +35,13 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
-        given = {name: value for name, value in vars(record).items() if name not in _USUAL and name[0] != "_"}
+        extra = {name: value for name, value in vars(record).items() if name not in _USUAL and name[0] != "_"}
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **given,
+            **extra,
         }
         return json.dumps(redact_values(line), default=lambda value: redact(str(value)))
 

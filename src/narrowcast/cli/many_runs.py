@@ -243,8 +243,8 @@ def benchmark(
         return
     check_address_of(backend, address)
     kind = "ray" if address is not None or (workers or 1) > 1 else backend
-    given = {"backend": kind, "workers": workers, "address": address}
-    by_options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    settings = {"backend": kind, "workers": workers, "address": address}
+    by_options = [f"{name}={value}" for name, value in settings.items() if value is not None]
     chosen = load_benchmark(benchmark, [*overrides, *by_options]).only(problems, solvers)
     prepared = prepare_benchmark(chosen, output, retry=retry)
     folder, terminal = prepared.folder.path, console()

@@ -149,8 +149,8 @@ def _verify(folder: Path, budget: Budget, trust: bool) -> str | None:
     console().print(table)
     if failed := [check for check in checks if check.problem]:
         first = f"{failed[0].subject}: {failed[0].problem}"
-        made = sum(not check.skipped for check in checks)
-        return f"{folder.name}: {len(failed)} of {made} checks failed; the first is {first}"
+        count = sum(not check.skipped for check in checks)
+        return f"{folder.name}: {len(failed)} of {count} checks failed; the first is {first}"
     return None
 
 
@@ -357,9 +357,9 @@ def _announce(asked: _Asked) -> None:
     from narrowcast.runs.folder import CONFIG, find_run
 
     kind = "ray" if asked.address is not None else asked.backend
-    given = [*asked.overrides, *([f"backend={kind}"] if kind else [])]
+    overrides = [*asked.overrides, *([f"backend={kind}"] if kind else [])]
     source = asked.experiment or (str(find_run(asked.resume[0], asked.output) / CONFIG) if asked.resume else "")
-    if source and (line := announcement(source, given)):
+    if source and (line := announcement(source, overrides)):
         click.echo(line)
         sys.stdout.flush()
 

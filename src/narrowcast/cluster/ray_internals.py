@@ -79,14 +79,14 @@ def slow_starts() -> Iterator[None]:
                 time.sleep(0.2)
 
     def started_with_ports(*positional: Any, **named: Any) -> Any:
-        given = signature(start).bind(*positional, **named).arguments
-        missing = [name for name in _AGENT_PORTS if not given.get(name)]
-        given |= dict(zip(missing, free_ports(len(missing)), strict=True))
+        arguments = signature(start).bind(*positional, **named).arguments
+        missing = [name for name in _AGENT_PORTS if not arguments.get(name)]
+        arguments |= dict(zip(missing, free_ports(len(missing)), strict=True))
         # The node is not told this port, but reads it where the agent is to leave it.
-        listen_port = given["dashboard_agent_listen_port"]
-        persist_port(given["session_dir"], given["node_id"], DASHBOARD_AGENT_LISTEN_PORT_NAME, listen_port)
+        listen_port = arguments["dashboard_agent_listen_port"]
+        persist_port(arguments["session_dir"], arguments["node_id"], DASHBOARD_AGENT_LISTEN_PORT_NAME, listen_port)
         longer = {"RAY_agent_register_timeout_ms": str(round(1e3 * _START_SECONDS))}
-        started = start(**given | {"env_updates": longer | (given.get("env_updates") or {})})
+        started = start(**arguments | {"env_updates": longer | (arguments.get("env_updates") or {})})
         nodes.append(started.process)
         return started
 

@@ -23,8 +23,8 @@ def token() -> str | None:
     """Return the token that Ray would send, read from where Ray reads it: a variable, a file, the home folder."""
     if os.environ.get("RAY_AUTH_MODE", "token") != "token":
         return None
-    if given := os.environ.get("RAY_AUTH_TOKEN"):
-        return given.strip()
+    if text := os.environ.get("RAY_AUTH_TOKEN"):
+        return text.strip()
     try:
         return token_path().read_text().strip() or None
     except OSError:

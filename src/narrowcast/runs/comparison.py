@@ -195,10 +195,10 @@ class RunComparison(ABC, Generic[RunT]):
 
     def report(self, path: str | Path) -> Path:
         """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
-        made = self.text_tables()
-        parts = [html_report.section(title, table.html()) for title, table in made.items()]
+        tables = self.text_tables()
+        parts = [html_report.section(title, table.html()) for title, table in tables.items()]
         curves = html_report.image(self.figure(), "metrics against costs, a line per run")
-        parts.insert(1 + list(made).index("Results"), html_report.section("Metrics and costs", curves))
+        parts.insert(1 + list(tables).index("Results"), html_report.section("Metrics and costs", curves))
         if (of_clients := self.clients_figure()) is not None:
             drawn = html_report.image(of_clients, "metric by percentile of the clients")
             parts.append(html_report.section("Distribution over clients", drawn))
@@ -485,7 +485,7 @@ class Comparison(RunComparison[Result]):
 
     def text_tables(self) -> dict[str, TextTable]:
         """Return the tables by title: settings that differ, results, metrics over clients, traffic, targets."""
-        made = {
+        by_title = {
             "Settings that differ": tables.differences_table(self.differences),
             "Results": self.results_table(),
             "Differences by seed": self._paired_table(),
@@ -493,7 +493,7 @@ class Comparison(RunComparison[Result]):
             "Traffic against baselines": tables.traffic_table(self.groups, self.coded_ratio),
             "Costs of targets": tables.targets_table(self.groups),
         }
-        return {title: table for title, table in made.items() if table is not None}
+        return {title: table for title, table in by_title.items() if table is not None}
 
     def replicas_table(self) -> TextTable:
         """Return a row per group, for a terminal: the settings that differ, means of the test metrics, and costs."""

@@ -98,13 +98,13 @@ def runs_in(folder: Path, file: str = RESULT) -> list[Path]:
     return within or [folder]
 
 
-def find_runs(given: Iterable[str | Path], output: Path, file: str = RESULT) -> list[Path]:
+def find_runs(words: Iterable[str | Path], output: Path, file: str = RESULT) -> list[Path]:
     """Return the folders of runs, each once: of names, paths, folders of several runs, and patterns such as `fedavg-*`.
 
     Of a pattern, only folders with the file; raise `UserError` if there is none.
     """
     by_path: dict[Path, Path] = {}
-    for word in given:
+    for word in words:
         folder = find_run(word, output)
         folders = [folder] if folder.is_dir() or not _PATTERN.search(str(word)) else _matching(str(word), output, file)
         by_path |= {path.resolve(): path for folder in folders for path in runs_in(folder, file)}

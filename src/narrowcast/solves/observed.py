@@ -328,9 +328,9 @@ def observed_at(rows: int, columns: int, keys: IntArray, values: FloatArray) -> 
 
 def thread_count() -> int:
     """Return OMP_NUM_THREADS, which Ray sets to the processors that a task reserved, else the processors there are."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdigit() and int(given):
-        return int(given)
+    count = os.environ.get("OMP_NUM_THREADS", "")
+    if count.isdigit() and int(count):
+        return int(count)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -151,8 +151,8 @@ class Program(Solver, Section):
             (folder / "problem").symlink_to(folder_of(problem), target_is_directory=True)
             write_arrays(state, folder / "state")
             (folder / "out").mkdir()
-            given = {"seed": seed, "iterations": iterations, **self.parameters}
-            (folder / "parameters.csv").write_text("".join(f"{name},{value:.17g}\n" for name, value in given.items()))
+            values = {"seed": seed, "iterations": iterations, **self.parameters}
+            (folder / "parameters.csv").write_text("".join(f"{name},{value:.17g}\n" for name, value in values.items()))
             self._run(folder)
             arrays = read_arrays(folder / "out", self._name)
         report = arrays.pop(_REPORT, None)

@@ -172,10 +172,10 @@ def _base(section: Any, subject: RunKind, origin: str) -> dict[str, Any]:
         raise UserError(f"{origin}: {name}: name a packaged one or a file, or write one here; got {section!r}")
     base = section.pop("base", None)
     values = packaged.read_experiment(str(base))[0] if base is not None else {}
-    of_solve, given = ({"problem", "solver"} & (values.keys() | section.keys())), (values.keys() | section.keys())
+    of_solve, keys = ({"problem", "solver"} & (values.keys() | section.keys())), (values.keys() | section.keys())
     if of_solve and name == "experiment":
         raise UserError(f"{origin}: experiment has a problem and a solver; write it as the section solve")
-    if name == "solve" and given & _OF_RUNS:
+    if name == "solve" and keys & _OF_RUNS:
         raise UserError(f"{origin}: solve has the sections of an experiment; write it as the section experiment")
     if base is not None and plugins.files_of(values, plugin_folders(str(base))):
         subject.build(values, str(base))  # imports its classes from its own folder

@@ -233,8 +233,8 @@ class ExperimentKind(RunKind):
 
     def selectable(self, run: Experiment, shared: SharedData) -> tuple[list[str], Collection[str]]:
         """Return the validation metrics, and all that are measured."""
-        made = shared.run_of(run)
-        measured = measure(made, start(made))
+        prepared = shared.run_of(run)
+        measured = measure(prepared, start(prepared))
         return sorted(name for name in measured if name.startswith("validation.")), measured
 
     def measures(self, run: Experiment) -> Model:
@@ -245,14 +245,14 @@ class ExperimentKind(RunKind):
         """Time a few rounds after a warm-up, and a measurement of the first model."""
         rounds = _WARM_UP + _TIMED_ROUNDS
         few = run.model_copy(update={"rounds": rounds, "evaluate_every": rounds, "checkpoint_every": 10**9})
-        made = shared.run_of(few)
-        state = start(made)
+        prepared = shared.run_of(few)
+        state = start(prepared)
         with one_thread():
-            measure(made, state)
+            measure(prepared, state)
             began = time.perf_counter()
-            measure(made, state)
+            measure(prepared, state)
             evaluation = time.perf_counter() - began
-        with closing(LocalBackend().run(made, state)) as outcomes:
+        with closing(LocalBackend().run(prepared, state)) as outcomes:
             seconds = [outcome.wall_seconds for outcome in outcomes]
         timed = seconds[_WARM_UP:-1]  # the last round has an evaluation
         return sum(timed) / len(timed), evaluation

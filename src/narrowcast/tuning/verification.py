@@ -307,8 +307,8 @@ class _StudyVerification:
         timed = runs != trial.spec.runs or len(limits) < len(self.file.settings.budget_columns)
         rows, last, on_test = trial.rows, int(trial.rows[-1]["round"]), trial.spec.on_test
         batch = TrialBatch((replace(trial.spec, runs=runs),), limits)
-        with closing(self.file.subject.run_trials(batch, shared)) as made:
-            for index, evaluation in enumerate(_evaluations(made)):
+        with closing(self.file.subject.run_trials(batch, shared)) as batches:
+            for index, evaluation in enumerate(_evaluations(batches)):
                 if evaluation.row is None:
                     return f"run again, it fails: {evaluation.failed}"
                 number = int(evaluation.row["round"])
@@ -334,13 +334,13 @@ class _StudyVerification:
         return ""
 
 
-def _evaluations(made: Generator[list[Evaluation], Any, None]) -> Iterator[Evaluation]:
+def _evaluations(batches: Generator[list[Evaluation], Any, None]) -> Iterator[Evaluation]:
     """Yield the evaluations of trials that a worker runs, none of which is stopped."""
-    message = next(made, [])
+    message = next(batches, [])
     while message:
         yield from message
         try:
-            message = made.send(())
+            message = batches.send(())
         except StopIteration:
             return
 

@@ -129,13 +129,13 @@ def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluati
     running: dict[int, tuple[TrialSpec, list[int]]] = {}
     for trial in batch.trials:
         try:
-            made = [shared.run_of(experiment) for experiment in trial.runs]
-            begun = [start(run) for run in made]
+            of_trial = [shared.run_of(experiment) for experiment in trial.runs]
+            begun = [start(run) for run in of_trial]
         except (Exception, SystemExit) as error:  # values that do not fit together, or a class of the user's
             yield [Evaluation(trial.key, None, failed=reason_of(error))]
             continue
-        running[trial.key] = trial, list(range(len(runs), len(runs) + len(made)))
-        runs += made
+        running[trial.key] = trial, list(range(len(runs), len(runs) + len(of_trial)))
+        runs += of_trial
         states += begun
     seconds, used = [0.0] * len(runs), [False] * len(runs)
     rounds = _rounds_of(runs, states)
