@@ -48,12 +48,13 @@ def test_every_paper_of_the_checkout_has_its_tables_and_readable_results() -> No
         assert all(digest for found in rows.by_label.values() for _, digest, _ in found), folder
 
 
-def test_listing_reads_yaml_and_reproducing_runs_the_code(tmp_path: Path) -> None:
+def test_listing_reads_yaml_and_reproducing_runs_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paper(tmp_path / "papers" / "mine")
-    listed = command("reproduce", "--list", cwd=tmp_path)
-    assert (listed.returncode, listed.stderr) == (0, "")
-    assert "a table" in listed.stdout and "here" in listed.stdout
-    assert "mine" in command("list", "target", cwd=tmp_path).stdout
+    monkeypatch.chdir(tmp_path)
+    listed = narrowcast("reproduce", "--list")
+    assert (listed.status, listed.err) == (0, "")
+    assert "a table" in listed.out and "here" in listed.out
+    assert "mine" in narrowcast("list", "target").out
     assert not (tmp_path / "ran").exists()
     done = command("reproduce", "mine", "--output", "out", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from narrowcast.platform.types import FloatArray
@@ -34,18 +32,3 @@ def receive(values: FloatArray, levels: int, budget: float, random: np.random.Ge
         return values
     noise = random.normal(0.0, 1 / (2 * budget), values.shape)
     return quantise(np.clip(values + noise, 0.0, 1.0), levels, random)
-
-
-def clipping_bias(values: FloatArray, budget: float) -> FloatArray:
-    """Return the bias of the channel above the budget K for values in [0, 1], in closed form.
-
-    At the edges it is sigma / sqrt(2 pi) = 1 / (2 K sqrt(2 pi)), inwards; it vanishes a few sigma away from them.
-    """
-    sigma = 1 / (2 * budget)
-    return sigma * (_below(values / sigma) - _below((1 - values) / sigma))
-
-
-def _below(edge: FloatArray) -> FloatArray:
-    """Return E max(0, -edge - Z), Z standard normal: what clipping `edge` sigmas below the mean adds, in sigmas."""
-    tail = 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(edge / math.sqrt(2))
-    return np.exp(-(edge**2) / 2) / math.sqrt(2 * math.pi) - edge * tail
