@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from narrowcast.laws import algorithm_laws, registries
-from narrowcast.laws.algorithm_laws import CODECS, LAWS, UNCODED, Trained
+from narrowcast.laws.algorithm_laws import CODECS, LAWS, UNCODED, AlgorithmCase
 from narrowcast.platform.config.catalog import ALGORITHMS
 
 FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -22,7 +22,7 @@ WITHOUT_CODECS = {"fedma"}
 """Algorithms whose clients send no changes."""
 
 
-def cases(codecs: Mapping[str, list[Any]] = CODECS) -> Iterator[tuple[str, Trained]]:
+def cases(codecs: Mapping[str, list[Any]] = CODECS) -> Iterator[tuple[str, AlgorithmCase]]:
     for kind, algorithm in ALGORITHMS.items():
         variants = {}
         for codec, stages in codecs.items():
@@ -42,19 +42,19 @@ REMEMBERING = {
 }
 
 
-def by_name(laws: tuple[Callable[[Trained], None], ...]) -> Any:
+def by_name(laws: tuple[Callable[[AlgorithmCase], None], ...]) -> Any:
     return pytest.mark.parametrize("law", laws, ids=lambda law: law.__name__)
 
 
 @by_name(UNCODED)
 @pytest.mark.parametrize("name", FLOAT32)
-def test_without_a_codec(name: str, law: Callable[[Trained], None]) -> None:
+def test_without_a_codec(name: str, law: Callable[[AlgorithmCase], None]) -> None:
     law(FLOAT32[name])
 
 
 @by_name(LAWS)
 @pytest.mark.parametrize("name", CASES)
-def test_through_every_codec(name: str, law: Callable[[Trained], None]) -> None:
+def test_through_every_codec(name: str, law: Callable[[AlgorithmCase], None]) -> None:
     law(CASES[name])
 
 
@@ -67,7 +67,7 @@ def test_through_every_codec(name: str, law: Callable[[Trained], None]) -> None:
     )
 )
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_with_servers_that_remember_more_than_the_model(name: str, law: Callable[[Trained], None]) -> None:
+def test_with_servers_that_remember_more_than_the_model(name: str, law: Callable[[AlgorithmCase], None]) -> None:
     law(REMEMBERING[name])
 
 
@@ -88,7 +88,7 @@ def test_an_algorithm_is_its_configuration_with_a_codec_too(kind: str) -> None:
     for each in (algorithm, coded):
         assert type(each).model_validate_json(each.model_dump_json()) == each
         for law in registries.CONFIGURATION_LAWS:
-            law(registries.Configured(ALGORITHMS, each))
+            law(registries.RegistryCase(ALGORITHMS, each))
     assert coded != algorithm
 
 

@@ -36,7 +36,7 @@ def example(module: str, **fields: Any) -> Any:
 def test_it_keeps_the_laws_of_algorithms_on_a_network(module: str) -> None:
     variants = algorithm_laws.variants(example(module))
     cases = {
-        label: algorithm_laws.Trained(variant, MLP(hidden=(16,)))
+        label: algorithm_laws.AlgorithmCase(variant, MLP(hidden=(16,)))
         for label, variant in variants.items()
         if label in ("float32", "feedback")
     }

@@ -9,7 +9,7 @@ import pytest
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.laws.law import title
-from narrowcast.laws.registries import CONFIGURATION_LAWS, LAWS, Configured, verdicts
+from narrowcast.laws.registries import CONFIGURATION_LAWS, LAWS, RegistryCase, verdicts
 from narrowcast.platform.config.catalog import REGISTRIES
 from narrowcast.platform.data.partition import IID
 from narrowcast.platform.errors import UserError
@@ -77,7 +77,7 @@ def objects() -> Iterator[Any]:
 @pytest.mark.parametrize(("registry", "value"), list(objects()))
 def test_every_class_is_its_configuration(registry: Any, value: Any) -> None:
     for law in CONFIGURATION_LAWS:
-        law(Configured(registry, value))
+        law(RegistryCase(registry, value))
     assert value.kind == registry.kind_of(value)
 
 

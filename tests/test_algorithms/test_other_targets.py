@@ -39,7 +39,7 @@ def task_on(targets: str, **training: Any) -> Task:
 
 
 @dataclass(frozen=True)
-class OnOtherTargets(algorithm_laws.Trained):
+class OnOtherTargets(algorithm_laws.AlgorithmCase):
     """An algorithm on numbers or tokens."""
 
     targets: str = "numbers"

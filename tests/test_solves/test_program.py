@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import narrowcast as nc
-from narrowcast.laws.solver_laws import SOLVER_LAWS, Posed
+from narrowcast.laws.solver_laws import SOLVER_LAWS, SolverCase
 from narrowcast.platform.config.trust import looking
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
@@ -33,7 +33,7 @@ DESCENT = Program(command=PYTHON, script=SCRIPT, parameters={"rank": 2, "rate": 
 
 
 def after(solver: Program, iterations: int, problem: Completion | None = None) -> Arrays:
-    return Posed(solver, problem or PROBLEM.load()).run(count=iterations).arrays
+    return SolverCase(solver, problem or PROBLEM.load()).run(count=iterations).arrays
 
 
 def test_its_iterates_are_those_of_the_same_steps_in_this_process() -> None:
@@ -47,7 +47,7 @@ def test_its_iterates_are_those_of_the_same_steps_in_this_process() -> None:
     for _ in range(3):
         error = mask * (matrix - left @ right.T)
         left, right = left + 0.05 * error @ right, right + 0.05 * error.T @ left
-    last = Posed(DESCENT, problem).run(count=3)
+    last = SolverCase(DESCENT, problem).run(count=3)
     np.testing.assert_allclose(last.arrays["left"], left, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(last.arrays["right"], right, rtol=1e-12, atol=1e-14)
     assert last.residual == pytest.approx(np.linalg.norm(mask * (matrix - left @ right.T)) / np.linalg.norm(matrix))
@@ -70,7 +70,7 @@ def test_several_iterations_in_a_call_are_the_same_iterations() -> None:
 
 @pytest.mark.parametrize("law", SOLVER_LAWS, ids=lambda law: law.__name__)
 def test_it_keeps_the_laws_of_solvers(law: Any) -> None:
-    law(Posed(DESCENT, PROBLEM.load()))
+    law(SolverCase(DESCENT, PROBLEM.load()))
 
 
 def test_a_solve_with_a_program_is_a_run_that_resumes(tmp_path: Path) -> None:

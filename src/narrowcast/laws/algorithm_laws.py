@@ -66,7 +66,7 @@ CODECS: Mapping[str, list[Any]] = {
 
 
 @dataclass(frozen=True)
-class Trained:
+class AlgorithmCase:
     """An algorithm on a model that it trains."""
 
     algorithm: Any
@@ -131,7 +131,7 @@ def _with_those_it_has(algorithm: Any, fields: Mapping[str, Any]) -> Any | None:
     return variant
 
 
-def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
+def cases(algorithms: Mapping[str, Any]) -> dict[str, AlgorithmCase]:
     """Return each algorithm on each model that it trains."""
     cases = {}
     for label, algorithm in algorithms.items():
@@ -140,14 +140,14 @@ def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
             if name == "cnn" and (algorithm.traits.codec or label in SERVER_FIELDS):
                 continue  # what is sent of a network does not depend on how it was trained
             for training in TRAININGS.get(name, (None,)):
-                case = Trained(algorithm, model, training)
+                case = AlgorithmCase(algorithm, model, training)
                 with suppress(UserError):
                     Run(PLAN, algorithm, case.task).check()
                     cases["-".join(filter(None, (name, label)))] = case
     return cases
 
 
-def results_do_not_depend_on_the_placement_or_order_of_chunks(case: Trained) -> None:
+def results_do_not_depend_on_the_placement_or_order_of_chunks(case: AlgorithmCase) -> None:
     """Train the chunks in reverse, on pickled copies with read-only arrays, and compare bit by bit."""
     shuffled = run(PLAN, case.algorithm, case.task, executor=Shuffled(case.algorithm, case.task))
     require(sha256(case.algorithm, case.straight) == sha256(case.algorithm, shuffled), "the models differ")
@@ -158,7 +158,7 @@ def results_do_not_depend_on_the_placement_or_order_of_chunks(case: Trained) -> 
     )
 
 
-def a_resumed_run_equals_the_uninterrupted_run(case: Trained) -> None:
+def a_resumed_run_equals_the_uninterrupted_run(case: AlgorithmCase) -> None:
     """Go on from the state after rounds 1 and 3."""
     for middle in (1, 3):
         resumed = run(PLAN, case.algorithm, case.task, state=case.straight[middle - 1].state)
@@ -172,13 +172,13 @@ def a_resumed_run_equals_the_uninterrupted_run(case: Trained) -> None:
         )
 
 
-def another_seed_gives_another_result(case: Trained) -> None:
+def another_seed_gives_another_result(case: AlgorithmCase) -> None:
     """Run with seeds 0 and 1."""
     reseeded = run(PLAN.model_copy(update={"seed": 1}), case.algorithm, case.task_at(1))
     require(sha256(case.algorithm, case.straight) != sha256(case.algorithm, reseeded), "seeds 0 and 1 give one model")
 
 
-def the_server_does_not_depend_on_the_private_seed(case: Trained) -> None:
+def the_server_does_not_depend_on_the_private_seed(case: AlgorithmCase) -> None:
     """Give the server's half another private seed than its clients have."""
     algorithm, task, everyone = case.algorithm, case.task, np.arange(N_CLIENTS)
     changed = replace(task, private_seed=PrivateSeed(task.private_seed.value + 1))
@@ -199,7 +199,7 @@ def the_server_does_not_depend_on_the_private_seed(case: Trained) -> None:
     require(known[0] == known[1], "with another private seed the server expects uploads of other sizes")
 
 
-def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
+def the_model_changes_and_the_bits_add_up(case: AlgorithmCase) -> None:
     """Look at the parameters and the bits of every round."""
     state = case.straight[-1].state
     assert state is not None
@@ -223,7 +223,7 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
         require((ledger.downlink_bits % 8 == 0).all(), "downloads are not whole bytes")
 
 
-def client_state_has_a_row_for_each_client(case: Trained) -> None:
+def client_state_has_a_row_for_each_client(case: AlgorithmCase) -> None:
     """Compare the clients' state with that before round 1."""
     initial, state = case.algorithm.init_clients(case.task), case.straight[-1].state
     assert state is not None
@@ -234,7 +234,7 @@ def client_state_has_a_row_for_each_client(case: Trained) -> None:
         require(state.clients[name].shape == wanted, f"{name} has the shape {state.clients[name].shape}, not {wanted}")
 
 
-def permuting_the_clients_of_a_chunk_changes_no_record(case: Trained) -> None:
+def permuting_the_clients_of_a_chunk_changes_no_record(case: AlgorithmCase) -> None:
     """Train three clients in each order."""
     algorithm, task = case.algorithm, case.task
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
@@ -257,7 +257,7 @@ def permuting_the_clients_of_a_chunk_changes_no_record(case: Trained) -> None:
         require(same, f"the metric {name} of a client depends on its place in the chunk")
 
 
-def what_clients_use_does_not_depend_on_held_out_samples(case: Trained) -> None:
+def what_clients_use_does_not_depend_on_held_out_samples(case: AlgorithmCase) -> None:
     """Give the held-out samples of a classification other labels, and compare the models of clients after round 1."""
     algorithm, task = case.algorithm, case.task
     if not (algorithm.personalises and isinstance(data := task.data, Samples)):
@@ -276,7 +276,7 @@ def what_clients_use_does_not_depend_on_held_out_samples(case: Trained) -> None:
         require(places <= {1, len(part.places)}, f"{len(part.places)} clients use {places} models")
 
 
-def local_calls_divide_the_clients_of_a_chunk(case: Trained) -> None:
+def local_calls_divide_the_clients_of_a_chunk(case: AlgorithmCase) -> None:
     """Look at the chunks of the calls that the training of four clients consists of."""
     algorithm, task, clients = case.algorithm, case.task, np.array([1, 3, 4, 6])
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
@@ -287,7 +287,7 @@ def local_calls_divide_the_clients_of_a_chunk(case: Trained) -> None:
         require(sorted(trained) == clients.tolist(), f"for clients {clients.tolist()} it trains {trained}")
 
 
-def with_limits_results_do_not_depend_on_placement_or_resume(case: Trained) -> None:
+def with_limits_results_do_not_depend_on_placement_or_resume(case: AlgorithmCase) -> None:
     """Give clients budgets from nothing to plenty, and lose some uploads."""
     algorithm, task, bits = case.algorithm, case.task, int(case.free.ledger.uplink_bits.max())
     plan = PLAN.model_copy(update={"rounds": 3})
@@ -299,7 +299,7 @@ def with_limits_results_do_not_depend_on_placement_or_resume(case: Trained) -> N
     require(sha256(algorithm, again) == sha256(algorithm, straight), "after a resume the model is another")
 
 
-def no_client_exceeds_its_budget(case: Trained) -> None:
+def no_client_exceeds_its_budget(case: AlgorithmCase) -> None:
     """Give clients nothing, three tenths and all of what they would send."""
     free = case.free.ledger
     for share in (0.0, 0.3, 1.0):
@@ -317,7 +317,7 @@ def no_client_exceeds_its_budget(case: Trained) -> None:
             require(not tight.delivered.any(), "without a codec, a client sends less than its update")
 
 
-def a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state(case: Trained) -> None:
+def a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state(case: AlgorithmCase) -> None:
     """Give no client any bits."""
     nothing = train_everyone(case.algorithm, case.task, budget_bits=np.zeros(N_CLIENTS, dtype=np.int64))
     after = stepped(case.algorithm, case.task, nothing)
@@ -328,7 +328,7 @@ def a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state(case: Tr
             require(not values.any(), f"{name} changed though nothing was sent")
 
 
-def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: Trained) -> None:
+def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: AlgorithmCase) -> None:
     """Lose all uploads of round 2, or give clients no bits, and compare round 3 with that of a server without round 2.
 
     What a server keeps of its broadcasts, for the sizes of later ones, may differ; what it sends and does may not.
@@ -364,7 +364,7 @@ def _differing(wanted: Arrays, got: Arrays) -> str:
     return ", ".join(sorted(name for name in wanted if not np.array_equal(wanted[name], got[name])))
 
 
-def a_lost_upload_is_counted_and_not_aggregated(case: Trained) -> None:
+def a_lost_upload_is_counted_and_not_aggregated(case: AlgorithmCase) -> None:
     """Lose the uploads of every third client."""
     algorithm, task, free = case.algorithm, case.task, case.free
     lost = np.arange(N_CLIENTS) % 3 == 1
@@ -385,7 +385,7 @@ def a_lost_upload_is_counted_and_not_aggregated(case: Trained) -> None:
             require(np.array_equal(values, free.state[name]), f"{name} is not what it is after a delivered upload")
 
 
-def chunk_sizes_change_results_by_rounding_alone(case: Trained) -> None:
+def chunk_sizes_change_results_by_rounding_alone(case: AlgorithmCase) -> None:
     """Train six clients as one chunk and as six."""
     algorithm, task = case.algorithm, case.task
     whole, parts = (run(PLAN.model_copy(update={"rounds": 2, "chunk_size": size}), algorithm, task) for size in (6, 1))
@@ -396,7 +396,7 @@ def chunk_sizes_change_results_by_rounding_alone(case: Trained) -> None:
         require(np.allclose(joint.ledger.uplink_bits, part.ledger.uplink_bits, rtol=0.01), "uploads have other sizes")
 
 
-def a_replica_equals_its_single_run(case: Trained) -> None:
+def a_replica_equals_its_single_run(case: AlgorithmCase) -> None:
     """Run seeds 0 and 1 in lockstep."""
     tasks = [case.task, replace(case.task, seed=1)]
     plans = [PLAN.model_copy(update={"seed": task.seed, "rounds": 3}) for task in tasks]
@@ -413,7 +413,7 @@ def a_replica_equals_its_single_run(case: Trained) -> None:
         require(bits[0] == bits[1], f"seed {index} sends {bits[0]} bits, alone {bits[1]}")
 
 
-def sizes_known_before_training_are_exact(case: Trained) -> None:
+def sizes_known_before_training_are_exact(case: AlgorithmCase) -> None:
     """Compare examples and bits that were predicted with those of the ledger."""
     task, everyone, ledger = case.task, np.arange(N_CLIENTS), case.free.ledger
     predicted = task.training.samples(task, everyone) * task.training.epochs
@@ -425,7 +425,7 @@ def sizes_known_before_training_are_exact(case: Trained) -> None:
     require(bits is None or (bits == ledger.uplink_bits).all(), "clients send other numbers of bits than predicted")
 
 
-def updates_of_half_weight_move_the_server_half_as_far(case: Trained) -> None:
+def updates_of_half_weight_move_the_server_half_as_far(case: AlgorithmCase) -> None:
     """Scale a partial sum as stale updates are scaled."""
     algorithm, task, result = case.algorithm, case.task, case.free
     before, whole = algorithm.init(task), stepped_server(algorithm, task, result)
@@ -440,7 +440,7 @@ def updates_of_half_weight_move_the_server_half_as_far(case: Trained) -> None:
         require(half[name].dtype == whole[name].dtype, f"{name} is {half[name].dtype}, not {whole[name].dtype}")
 
 
-def with_a_fine_quantiser_the_result_is_close_to_float32(case: Trained) -> None:
+def with_a_fine_quantiser_the_result_is_close_to_float32(case: AlgorithmCase) -> None:
     """Quantise updates to 2^14 levels."""
     if (fine := through_a_fine_quantiser(case)) is None:
         return
@@ -450,7 +450,7 @@ def with_a_fine_quantiser_the_result_is_close_to_float32(case: Trained) -> None:
     require(close(got, wanted, case.before, 1e-3), "the model differs by more than a thousandth of the step")
 
 
-def through_a_fine_quantiser(case: Trained) -> Algorithm | None:
+def through_a_fine_quantiser(case: AlgorithmCase) -> Algorithm | None:
     """Return the algorithm with 2^14 levels in place of float32; None if it takes no such codec, or has one."""
     if case.coded or "codec" not in type(case.algorithm).model_fields:
         return None
@@ -464,7 +464,7 @@ def through_a_fine_quantiser(case: Trained) -> Algorithm | None:
     return fine
 
 
-def digest_of(case: Trained) -> str:
+def digest_of(case: AlgorithmCase) -> str:
     """Return the sha256 of what all clients send in round 1, and of the server's state and theirs after it."""
     result = train_everyone(case.algorithm, case.task)
     server = stepped_server(case.algorithm, case.task, result)

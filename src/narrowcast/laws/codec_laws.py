@@ -23,7 +23,7 @@ _FUZZED = 200
 
 
 @dataclass(frozen=True)
-class Chained:
+class CodecCase:
     """A chain with the stage in it, and an update to send."""
 
     codec: Codec
@@ -69,16 +69,16 @@ def chains(stage: Stage) -> list[Codec]:
     return codecs
 
 
-def cases(stage: Stage) -> dict[str, Chained]:
+def cases(stage: Stage) -> dict[str, CodecCase]:
     """Return the stage in each chain, with each update."""
     return {
-        f"{'+'.join(stage.kind for stage in codec.stages)}, {name} update": Chained(codec, update)
+        f"{'+'.join(stage.kind for stage in codec.stages)}, {name} update": CodecCase(codec, update)
         for codec in chains(stage)
         for name, update in updates().items()
     }
 
 
-def messages_decode_to_finite_tensors_of_the_same_shapes(case: Chained) -> None:
+def messages_decode_to_finite_tensors_of_the_same_shapes(case: CodecCase) -> None:
     """Encode and decode an update."""
     back = case.codec.decode(case.codec.encode(case.update, KEY, case.state).to_bytes(), case.shapes, KEY)
     shapes = {name: values.shape for name, values in back.items()}
@@ -88,7 +88,7 @@ def messages_decode_to_finite_tensors_of_the_same_shapes(case: Chained) -> None:
         require(np.isfinite(values).all(), f"{name} comes back with values that are not finite")
 
 
-def wire_bits_are_the_length_of_the_bytes_and_at_most_max_bits(case: Chained) -> None:
+def wire_bits_are_the_length_of_the_bytes_and_at_most_max_bits(case: CodecCase) -> None:
     """Weigh an encoded update."""
     encoded = case.codec.encode(case.update, KEY, case.state)
     bits, most = 8 * len(encoded.to_bytes()), case.codec.max_bits(case.shapes)
@@ -96,7 +96,7 @@ def wire_bits_are_the_length_of_the_bytes_and_at_most_max_bits(case: Chained) ->
     require(bits <= most, f"{bits} bits are sent, and max_bits is {most}")
 
 
-def encoding_is_deterministic_in_its_key(case: Chained) -> None:
+def encoding_is_deterministic_in_its_key(case: CodecCase) -> None:
     """Encode an update twice, the second time with a pickled codec and the tensors in another order."""
     again = {name: np.asfortranarray(case.update[name]) for name in reversed(list(case.update))}
     first, after = case.codec.encode_with_state(case.update, KEY, case.state)
@@ -107,7 +107,7 @@ def encoding_is_deterministic_in_its_key(case: Chained) -> None:
     require(digest(decoded[0]) == digest(decoded[1]), "the same bytes decode to different tensors")
 
 
-def the_state_keeps_its_names_and_shapes(case: Chained) -> None:
+def the_state_keeps_its_names_and_shapes(case: CodecCase) -> None:
     """Encode five updates one after the other."""
     state = case.state
     for name, values in state.items():
@@ -119,14 +119,14 @@ def the_state_keeps_its_names_and_shapes(case: Chained) -> None:
         require(now == shapes, f"the state had the shapes {shapes} and has {now}")
 
 
-def zeros_stay_zeros(case: Chained) -> None:
+def zeros_stay_zeros(case: CodecCase) -> None:
     """Send an update of zeros."""
     zeros = {name: np.zeros_like(values) for name, values in case.update.items()}
     back = case.codec.decode(case.codec.encode(zeros, KEY, case.state).to_bytes(), case.shapes, KEY)
     require(all(not values.any() for values in back.values()), "an update of zeros comes back with other values")
 
 
-def hostile_bytes_raise_payload_error(case: Chained) -> None:
+def hostile_bytes_raise_payload_error(case: CodecCase) -> None:
     """Decode bytes that were cut, lengthened, changed and made up."""
     data = case.codec.encode(case.update, KEY, case.state).to_bytes()
     random = np.random.default_rng(0)
@@ -154,7 +154,7 @@ def _corrupted(data: bytes, random: np.random.Generator) -> bytes:
     return bytes(values[: random.integers(0, len(values) + 1)] if random.random() < 0.5 else values)
 
 
-def an_update_that_is_not_finite_is_refused(case: Chained) -> None:
+def an_update_that_is_not_finite_is_refused(case: CodecCase) -> None:
     """Send an update with a value that is not a number."""
     bad = {name: values.copy() for name, values in case.update.items()}
     next(values for values in bad.values() if values.size).flat[0] = np.nan
@@ -165,7 +165,7 @@ def an_update_that_is_not_finite_is_refused(case: Chained) -> None:
     require(condition=False, reason="it was encoded")
 
 
-def digest_of(case: Chained) -> str:
+def digest_of(case: CodecCase) -> str:
     """Return the sha256 of the update's bytes, of the state after them, and of the tensors that they decode to."""
     encoded, after = case.codec.encode_with_state(case.update, KEY, case.state)
     sent = encoded.to_bytes()

@@ -23,7 +23,7 @@ _SEED = 3
 
 
 @dataclass(frozen=True)
-class Loaded:
+class DataCase:
     """A data source, and what it loads."""
 
     source: DataSource
@@ -34,34 +34,34 @@ class Loaded:
         return self.source.load()
 
 
-def data_cases(source: DataSource) -> dict[str, Loaded]:
+def data_cases(source: DataSource) -> dict[str, DataCase]:
     """Return the only case."""
-    return {"": Loaded(source)}
+    return {"": DataCase(source)}
 
 
-def loading_again_gives_the_same_digest(case: Loaded) -> None:
+def loading_again_gives_the_same_digest(case: DataCase) -> None:
     """Load the set again, from a pickled source."""
     again: Dataset = pickle.loads(pickle.dumps(case.source)).load()
     require(len(case.data.digest) == 64, f"the digest {case.data.digest!r} is not a sha256")
     require(again.digest == case.data.digest, "the digests differ")
 
 
-def every_client_has_examples_that_are_counted(case: Loaded) -> None:
+def every_client_has_examples_that_are_counted(case: DataCase) -> None:
     """Look at the number of clients and their examples."""
     _sound(check_counts, case.data)
 
 
-def it_reaches_other_processes_unchanged(case: Loaded) -> None:
+def it_reaches_other_processes_unchanged(case: DataCase) -> None:
     """Pickle and unpickle the set."""
     require(pickle.loads(pickle.dumps(case.data)).digest == case.data.digest, "its digest is another")
 
 
-def training_examples_match_their_owners(case: Loaded) -> None:
+def training_examples_match_their_owners(case: DataCase) -> None:
     """Follow the index from clients to examples."""
     _sound(check_ownership, case.data)
 
 
-def held_out_examples_are_not_trained_on(case: Loaded) -> None:
+def held_out_examples_are_not_trained_on(case: DataCase) -> None:
     """Look for validation and test examples among those of the clients, and at all targets."""
     _sound(check_held_out, case.data)
 
@@ -73,7 +73,7 @@ def _sound(check: Callable[[Dataset], None], data: Dataset) -> None:
         raise LawBrokenError(str(fault)) from fault
 
 
-def digest_of_data(case: Loaded) -> str:
+def digest_of_data(case: DataCase) -> str:
     """Return the digest of the data, loaded anew."""
     data: Dataset = case.source.load()
     return data.digest
@@ -89,7 +89,7 @@ DATA_LAWS = (
 
 
 @dataclass(frozen=True)
-class Dealt:
+class PartitionCase:
     """A partition, and the samples that it deals to some clients."""
 
     partition: Partitioner
@@ -115,7 +115,7 @@ class Dealt:
         return self.deal()
 
 
-def partition_cases(partition: Partitioner) -> dict[str, Dealt]:
+def partition_cases(partition: Partitioner) -> dict[str, PartitionCase]:
     """Return the partition of even and of uneven classes, without those that it refuses."""
     draw = np.random.default_rng(0)
     sets = {
@@ -124,7 +124,7 @@ def partition_cases(partition: Partitioner) -> dict[str, Dealt]:
     }
     cases = {}
     for name, (labels, clients) in sets.items():
-        case = Dealt(partition, labels, draw.integers(0, clients, len(labels)), clients)
+        case = PartitionCase(partition, labels, draw.integers(0, clients, len(labels)), clients)
         for values in (case.labels, case.users):
             values.flags.writeable = False
         if not case.refused():
@@ -132,7 +132,7 @@ def partition_cases(partition: Partitioner) -> dict[str, Dealt]:
     return cases
 
 
-def every_sample_has_one_client(case: Dealt) -> None:
+def every_sample_has_one_client(case: PartitionCase) -> None:
     """Look for each sample in the order of all."""
     order = case.index[0]
     require(np.issubdtype(order.dtype, np.integer), f"order is {order.dtype}, not whole numbers")
@@ -142,7 +142,7 @@ def every_sample_has_one_client(case: Dealt) -> None:
     require(complete, f"{len(order)} of {len(case.labels)} samples are dealt, or others")
 
 
-def every_client_has_its_part_of_the_order(case: Dealt) -> None:
+def every_client_has_its_part_of_the_order(case: PartitionCase) -> None:
     """Follow the index from clients to samples."""
     order, indptr = case.index
     require(indptr.shape == (case.clients + 1,), f"indptr has the shape {indptr.shape}, not [{case.clients + 1}]")
@@ -154,13 +154,13 @@ def every_client_has_its_part_of_the_order(case: Dealt) -> None:
         require((np.diff(samples) > 0).all(), f"the samples of client {client} do not ascend")
 
 
-def dealing_again_gives_the_same(case: Dealt) -> None:
+def dealing_again_gives_the_same(case: PartitionCase) -> None:
     """Deal a second time, from a pickled partition."""
     again = case.deal(pickle.loads(pickle.dumps(case.partition)))
     require(all(np.array_equal(*pair) for pair in zip(case.index, again, strict=True)), "the same seed deals otherwise")
 
 
-def no_global_generator_is_used(case: Dealt) -> None:
+def no_global_generator_is_used(case: PartitionCase) -> None:
     """Compare the states of Python's and NumPy's global generators before and after."""
     before = _global_states()
     case.deal()
@@ -172,7 +172,7 @@ def _global_states() -> dict[str, Any]:
     return {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}
 
 
-def digest_of_partition(case: Dealt) -> str:
+def digest_of_partition(case: PartitionCase) -> str:
     """Return the sha256 of the order of the samples and of where each client's begin."""
     order, indptr = case.deal()
     return digest({"order": order, "indptr": indptr})

@@ -30,7 +30,7 @@ ALGORITHM = FedAvg()
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduleCase:
     """A plan with the schedule in it."""
 
     plan: Plan
@@ -46,12 +46,12 @@ class Scheduled:
         return run(self.plan, ALGORITHM, self.task)
 
 
-def schedule_cases(schedule: Schedule) -> dict[str, Scheduled]:
+def schedule_cases(schedule: Schedule) -> dict[str, ScheduleCase]:
     """Return the only case."""
-    return {"": Scheduled(PLAN.model_copy(update={"schedule": schedule}))}
+    return {"": ScheduleCase(PLAN.model_copy(update={"schedule": schedule}))}
 
 
-def the_results_do_not_depend_on_placement(case: Scheduled) -> None:
+def the_results_do_not_depend_on_placement(case: ScheduleCase) -> None:
     """Train the chunks of a round in another order."""
     shuffled = run(case.plan, ALGORITHM, case.task, executor=Shuffled(ALGORITHM, case.task))
     require(sha256(ALGORITHM, shuffled) == sha256(ALGORITHM, case.straight), "the models differ")
@@ -60,7 +60,7 @@ def the_results_do_not_depend_on_placement(case: Scheduled) -> None:
     )
 
 
-def the_results_do_not_depend_on_a_resume(case: Scheduled) -> None:
+def the_results_do_not_depend_on_a_resume(case: ScheduleCase) -> None:
     """Go on from the state after rounds 1 and 3."""
     for middle in (1, 3):
         resumed = run(case.plan, ALGORITHM, case.task, state=case.straight[middle - 1].state)
@@ -69,7 +69,7 @@ def the_results_do_not_depend_on_a_resume(case: Scheduled) -> None:
         )
 
 
-def rounds_are_numbered_and_time_does_not_run_backwards(case: Scheduled) -> None:
+def rounds_are_numbered_and_time_does_not_run_backwards(case: ScheduleCase) -> None:
     """Look at the records of all rounds."""
     records = [outcome.record for outcome in case.straight]
     require([record.round for record in records] == list(range(1, case.plan.rounds + 1)), "rounds are not 1, 2, ...")
@@ -79,7 +79,7 @@ def rounds_are_numbered_and_time_does_not_run_backwards(case: Scheduled) -> None
     require(sum(record.delivered for record in records), "no update was delivered")
 
 
-def digest_of_schedule(case: Scheduled) -> str:
+def digest_of_schedule(case: ScheduleCase) -> str:
     """Return the sha256 of the model after the last round."""
     return sha256(ALGORITHM, run(case.plan, ALGORITHM, case.task))
 
@@ -92,52 +92,56 @@ SCHEDULE_LAWS = (
 
 
 @dataclass(frozen=True)
-class Hosted:
+class BackendCase:
     """A backend, and a run for it."""
 
     backend: Backend
     run: Run
 
     @cached_property
-    def here(self) -> list[Outcome]:
+    def local_outcomes(self) -> list[Outcome]:
         """The rounds in this process."""
         return run(self.run.plan, self.run.algorithm, self.run.task)
 
-    def there(self, middle: int = 0) -> list[Outcome]:
+    def outcomes(self, middle: int = 0) -> list[Outcome]:
         """Run on the backend, from the start or from the state after a round."""
-        state = self.here[middle - 1].state if middle else start(self.run)
+        state = self.local_outcomes[middle - 1].state if middle else start(self.run)
         assert state is not None
         return list(self.backend.run(self.run, state))
 
 
-def backend_cases(backend: Backend) -> dict[str, Hosted]:
+def backend_cases(backend: Backend) -> dict[str, BackendCase]:
     """Return the only case, after the backend's own check."""
-    hosted = Hosted(backend, Run(PLAN, ALGORITHM, task_of(MODELS["mlp"])))
-    backend.check(hosted.run)
-    return {"": hosted}
+    case = BackendCase(backend, Run(PLAN, ALGORITHM, task_of(MODELS["mlp"])))
+    backend.check(case.run)
+    return {"": case}
 
 
-def the_model_is_that_of_the_local_backend(case: Hosted) -> None:
-    """Run the rounds here and there."""
-    outcomes = case.there()
-    require(sha256(ALGORITHM, outcomes) == sha256(ALGORITHM, case.here), "the models differ")
-    require([outcome.record for outcome in outcomes] == [outcome.record for outcome in case.here], "the records differ")
-
-
-def it_resumes_from_a_state(case: Hosted) -> None:
-    """Go on there from a state that was reached here."""
-    outcomes = case.there(middle=2)
+def the_model_is_that_of_the_local_backend(case: BackendCase) -> None:
+    """Run the rounds in this process and on the backend."""
+    outcomes = case.outcomes()
+    require(sha256(ALGORITHM, outcomes) == sha256(ALGORITHM, case.local_outcomes), "the models differ")
     require(
-        [outcome.record for outcome in outcomes] == [outcome.record for outcome in case.here[2:]], "the records differ"
+        [outcome.record for outcome in outcomes] == [outcome.record for outcome in case.local_outcomes],
+        "the records differ",
     )
-    require(sha256(ALGORITHM, outcomes) == sha256(ALGORITHM, case.here), "the models differ")
+
+
+def it_resumes_from_a_state(case: BackendCase) -> None:
+    """Resume on the backend from a state that was reached in this process."""
+    outcomes = case.outcomes(middle=2)
+    require(
+        [outcome.record for outcome in outcomes] == [outcome.record for outcome in case.local_outcomes[2:]],
+        "the records differ",
+    )
+    require(sha256(ALGORITHM, outcomes) == sha256(ALGORITHM, case.local_outcomes), "the models differ")
 
 
 BACKEND_LAWS = (the_model_is_that_of_the_local_backend, it_resumes_from_a_state)
 
 
 @dataclass(frozen=True)
-class Protected:
+class SecureCase:
     """A scheme for the sum of a network's updates."""
 
     scheme: Protection
@@ -171,33 +175,33 @@ class Losing(Executor):
         return results
 
 
-def secure_cases(scheme: Any) -> dict[str, Protected]:
+def secure_cases(scheme: Any) -> dict[str, SecureCase]:
     """Return the only case; none for a scheme that protects nothing."""
-    return {"": Protected(scheme)} if isinstance(scheme, Protection) else {}
+    return {"": SecureCase(scheme)} if isinstance(scheme, Protection) else {}
 
 
-def the_sum_is_exact(case: Protected) -> None:
+def the_sum_is_exact(case: SecureCase) -> None:
     """Compare with the same integers in the clear, bit by bit."""
     fields = {name: getattr(case.scheme, name) for name in Protection.model_fields if name not in ("kind", "keys")}
     clear, protected = (case.rounds(scheme, lossy=False) for scheme in (Plain(**fields), case.scheme))
     require(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
 
 
-def the_sum_of_those_that_arrive_is_exact(case: Protected) -> None:
+def the_sum_of_those_that_arrive_is_exact(case: SecureCase) -> None:
     """Lose some uploads after the masks are agreed."""
     fields = {name: getattr(case.scheme, name) for name in Protection.model_fields if name not in ("kind", "keys")}
     clear, protected = (case.rounds(scheme, lossy=True) for scheme in (Plain(**fields), case.scheme))
     require(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
 
 
-def the_bits_of_protection_are_counted(case: Protected) -> None:
+def the_bits_of_protection_are_counted(case: SecureCase) -> None:
     """Compare the bits of an upload with those of an update in float32."""
     protected, plain = case.rounds(case.scheme, lossy=False), run(PLAN, ALGORITHM, case.task)
     least = plain[0].record.uplink_bits * case.scheme.bits / 32
     require(protected[0].record.uplink_bits >= least, "an upload has fewer bits than its values need")
 
 
-def a_round_is_answered_once(case: Protected) -> None:
+def a_round_is_answered_once(case: SecureCase) -> None:
     """Repeat all rounds under new keys, as they were and then with other losses."""
     if not isinstance(case.scheme, Encryption | Masked):
         return  # nothing is hidden

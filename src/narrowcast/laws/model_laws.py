@@ -39,7 +39,7 @@ _SEED = 0x9E37_79B9
 
 
 @dataclass(frozen=True)
-class Fitted:
+class ModelCase:
     """A model, and data that it takes."""
 
     model: Model
@@ -66,7 +66,7 @@ class Fitted:
         return self.model.init_clients(self.data, 0)
 
 
-def cases(model: Model) -> dict[str, Fitted]:
+def cases(model: Model) -> dict[str, ModelCase]:
     """Return the model on each of the small data sets that it takes; raise `UserError` with its reasons if on none."""
     counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)
     sets: dict[str, Dataset] = dict(sample_sets(counts))
@@ -75,13 +75,13 @@ def cases(model: Model) -> dict[str, Fitted]:
     return on_each(sets, lambda data, name: on_data(model, data, name))
 
 
-def on_data(model: Model, data: Dataset, name: str = "") -> dict[str, Fitted]:
+def on_data(model: Model, data: Dataset, name: str = "") -> dict[str, ModelCase]:
     """Return the model on this data set; raise `UserError` if its check refuses that."""
     model.check(data)
-    return {name: Fitted(model, data)}
+    return {name: ModelCase(model, data)}
 
 
-def initial_parameters_depend_on_the_seed_alone(case: Fitted) -> str:
+def initial_parameters_depend_on_the_seed_alone(case: ModelCase) -> str:
     """Initialise the model twice with seed 0 and once with seed 1; return a note if these are the same."""
     first, again, reseeded = (digest(case.model.init_server(case.data, seed)) for seed in (0, 0, 1))
     require(first == again, "seed 0 gives two sets of parameters")
@@ -128,7 +128,7 @@ def _seeded(seed: Callable[[int], Any], *_: Any) -> Any:
     return seed(_SEED)
 
 
-def parameters_are_finite_float32(case: Fitted) -> None:
+def parameters_are_finite_float32(case: ModelCase) -> None:
     """Look at all initial parameters."""
     server = case.model.init_server(case.data, 0)
     require(server, "there is no global parameter")
@@ -138,13 +138,13 @@ def parameters_are_finite_float32(case: Fitted) -> None:
         require(np.isfinite(values).all(), f"{name} is not finite")
 
 
-def private_parameters_have_a_row_for_each_client(case: Fitted) -> None:
+def private_parameters_have_a_row_for_each_client(case: ModelCase) -> None:
     """Look at the shapes of what clients keep."""
     for name, values in case.model.init_clients(case.data, 0).items():
         require(len(values) == case.data.n_clients, f"{name} has {len(values)} rows for {case.data.n_clients} clients")
 
 
-def metrics_are_finite_and_the_same_each_time(case: Fitted) -> None:
+def metrics_are_finite_and_the_same_each_time(case: ModelCase) -> None:
     """Evaluate the initial model twice on each split."""
     names = set()
     for split in SPLITS:
@@ -156,7 +156,7 @@ def metrics_are_finite_and_the_same_each_time(case: Fitted) -> None:
     require(names, "it reports no metric")
 
 
-def evaluating_changes_nothing(case: Fitted) -> None:
+def evaluating_changes_nothing(case: ModelCase) -> None:
     """Evaluate with read-only parameters, as a backend may hand them out."""
     server, clients = case.model.init_server(case.data, 0), case.model.init_clients(case.data, 0)
     frozen = [{name: _read_only(values) for name, values in arrays.items()} for arrays in (server, clients)]
@@ -164,7 +164,7 @@ def evaluating_changes_nothing(case: Fitted) -> None:
     require(digest(frozen[0]) == digest(server), "the parameters changed")
 
 
-def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
+def each_client_is_measured_on_its_own_samples(case: ModelCase) -> None:
     """Measure all clients at once, and two by two; compare the losses with the evaluation on all held-out samples."""
     model, data = case.model, case.data
     if not model.measures_clients:
@@ -187,7 +187,7 @@ def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
                 require(math.isclose(mean, value, rel_tol=1e-5), f"{name} on {split} is {value!r}, of clients {mean!r}")
 
 
-def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
+def the_order_of_hidden_units_changes_no_metric(case: ModelCase) -> None:
     """Shuffle the units of each hidden layer, if the model declares them, and take half of them.
 
     Features, whose order is that of the data, stay as they are.
@@ -213,7 +213,7 @@ def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
     require(sizes[0] == sizes[1], f"half of its units have {sizes[0]} values, and n_values says {sizes[1]}")
 
 
-def training_it_again_gives_the_same_updates(case: Fitted) -> None:
+def training_it_again_gives_the_same_updates(case: ModelCase) -> None:
     """Train three clients twice, and the last of them alone, from a pickled task as another process does."""
     clients = case.learners
     first, again = (case.trained(clients) for _ in range(2))
@@ -228,7 +228,7 @@ def training_it_again_gives_the_same_updates(case: Fitted) -> None:
         require(near, f"what client {clients[-1]} learns of {name} depends on the clients beside it")
 
 
-def digest_of(case: Fitted) -> str:
+def digest_of(case: ModelCase) -> str:
     """Return the sha256 of the initial parameters, and of what clients learn from them."""
     server, clients = case.model.init_server(case.data, 0), case.model.init_clients(case.data, 0)
     initial = {**{f"server {name}": values for name, values in server.items()}, **clients}

@@ -25,7 +25,7 @@ def profiles_of(clients: IntArray) -> Profiles:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ChannelCase:
     """A channel, and the clients that it can serve."""
 
     channel: Channel
@@ -37,16 +37,16 @@ class Heard:
         return self.channel.draw(profiles_of(chosen), seed, round_index)
 
 
-def channel_cases(channel: Channel, clients: int = 8) -> dict[str, Heard]:
+def channel_cases(channel: Channel, clients: int = 8) -> dict[str, ChannelCase]:
     """Return the only case."""
-    return {"": Heard(channel, clients)}
+    return {"": ChannelCase(channel, clients)}
 
 
-def links_depend_on_seed_round_and_client_alone(case: Heard) -> None:
+def links_depend_on_seed_round_and_client_alone(case: ChannelCase) -> None:
     """Draw rounds in another order, through pickle, and for some clients only."""
     rounds = [1, 2, 30]
     forwards = [case.draw(3, index) for index in rounds]
-    copied = Heard(pickle.loads(pickle.dumps(case.channel)), case.clients)
+    copied = ChannelCase(pickle.loads(pickle.dumps(case.channel)), case.clients)
     backwards = [copied.draw(3, index) for index in reversed(rounds)][::-1]
     clients = np.arange(case.clients)[::-2].copy()
     for index, first, again in zip(rounds, forwards, backwards, strict=True):
@@ -57,7 +57,7 @@ def links_depend_on_seed_round_and_client_alone(case: Heard) -> None:
             require(equal, f"{name} of round {index} differs when fewer clients are there")
 
 
-def links_are_rates_of_each_client(case: Heard) -> None:
+def links_are_rates_of_each_client(case: ChannelCase) -> None:
     """Look at the links of twenty rounds."""
     for index in range(1, 21):
         links = case.draw(0, index)
@@ -72,7 +72,7 @@ def links_are_rates_of_each_client(case: Heard) -> None:
             require(contains(alone, rate * (1 - 1e-6)), "a client's own rate is outside of its region alone")
 
 
-def digest_of_channel(case: Heard) -> str:
+def digest_of_channel(case: ChannelCase) -> str:
     """Return the sha256 of the links of three rounds."""
     links = {index: case.draw(3, index) for index in (1, 2, 30)}
     names = ("uplink_bits_per_second", "downlink_bits_per_second", "lost")
@@ -83,7 +83,7 @@ CHANNEL_LAWS = (links_depend_on_seed_round_and_client_alone, links_are_rates_of_
 
 
 @dataclass(frozen=True)
-class Shared:
+class AllocationCase:
     """An allocation on a rate region."""
 
     allocation: Allocation
@@ -100,17 +100,17 @@ class Shared:
         return self.allocation.bits(self.region, self.seconds, np.full(len(self.region), lower), errors=self.errors)
 
 
-def allocation_cases(allocation: Allocation) -> dict[str, Shared]:
+def allocation_cases(allocation: Allocation) -> dict[str, AllocationCase]:
     """Return the allocation on links of their own and on a band that clients share."""
     snr = np.array([3.0, 10.0, 1.0, 30.0, 0.5]) * 1e5
     regions: dict[str, Region] = {
         "own links": Independent(np.array([1e5, 3e5, 2e4, 1e6, 5e5])),
         "shared band": GaussianRegion(snr, 1e5),
     }
-    return {name: Shared(allocation, region) for name, region in regions.items()}
+    return {name: AllocationCase(allocation, region) for name, region in regions.items()}
 
 
-def bits_are_inside_the_region(case: Shared) -> None:
+def bits_are_inside_the_region(case: AllocationCase) -> None:
     """Allocate with lower bounds from none to more than anyone can have."""
     for lower in (0, 1000, 40_000, 10**12):
         bits = case.bits(lower)
@@ -120,7 +120,7 @@ def bits_are_inside_the_region(case: Shared) -> None:
         require(contains(case.region, bits / case.seconds), f"with at least {lower} bits each, the rates are outside")
 
 
-def clients_with_bits_can_send_their_smallest_update(case: Shared) -> None:
+def clients_with_bits_can_send_their_smallest_update(case: AllocationCase) -> None:
     """Compare the bits with their lower bounds."""
     for lower in (1000, 40_000, 10**12):
         bits = case.bits(lower)
@@ -128,13 +128,13 @@ def clients_with_bits_can_send_their_smallest_update(case: Shared) -> None:
         require(not less.size, f"a client that needs {lower} bits gets {less[:1]}")
 
 
-def allocating_again_gives_the_same(case: Shared) -> None:
+def allocating_again_gives_the_same(case: AllocationCase) -> None:
     """Allocate twice, the second time through pickle."""
-    again = Shared(pickle.loads(pickle.dumps(case.allocation)), case.region)
+    again = AllocationCase(pickle.loads(pickle.dumps(case.allocation)), case.region)
     require(np.array_equal(case.bits(100), again.bits(100)), "the bits differ")
 
 
-def digest_of_allocation(case: Shared) -> str:
+def digest_of_allocation(case: AllocationCase) -> str:
     """Return the sha256 of the bits."""
     return digest({"bits": case.bits(100)})
 

@@ -35,14 +35,14 @@ from narrowcast.tuning import sampler_laws
 
 
 @dataclass(frozen=True)
-class Configured:
+class RegistryCase:
     """An object of a registry."""
 
     registry: Registry
     value: Any
 
 
-def pickling_gives_an_equal_object(case: Configured) -> None:
+def pickling_gives_an_equal_object(case: RegistryCase) -> None:
     """Pickle and unpickle the object, as a backend does to reach its workers."""
     back = pickle.loads(pickle.dumps(case.value))
     require(back == case.value, f"it comes back as {back!r}")
@@ -50,7 +50,7 @@ def pickling_gives_an_equal_object(case: Configured) -> None:
         require(hash(back) == hash(case.value), "its hash is another")
 
 
-def a_yaml_round_trip_gives_an_equal_object(case: Configured) -> None:
+def a_yaml_round_trip_gives_an_equal_object(case: RegistryCase) -> None:
     """Write the object to YAML under its kind, and read it again."""
     field: Any = (Annotated[Any, case.registry], ...)
     holder: type[BaseModel] = create_model("Holder", part=field)
@@ -60,7 +60,7 @@ def a_yaml_round_trip_gives_an_equal_object(case: Configured) -> None:
     require(getattr(back, "part") == case.value, f"it comes back as {getattr(back, 'part')!r}")  # noqa: B009 - made above
 
 
-def an_unknown_field_is_refused(case: Configured) -> None:
+def an_unknown_field_is_refused(case: RegistryCase) -> None:
     """Give the class a field that it does not have."""
     try:
         type(case.value).model_validate({**case.value.model_dump(), "no_such_field": 1})
@@ -69,7 +69,7 @@ def an_unknown_field_is_refused(case: Configured) -> None:
     require(condition=False, reason="no_such_field was taken")
 
 
-def fields_cannot_be_changed(case: Configured) -> None:
+def fields_cannot_be_changed(case: RegistryCase) -> None:
     """Assign a field of the object."""
     try:
         case.value.kind = "other"
@@ -78,7 +78,7 @@ def fields_cannot_be_changed(case: Configured) -> None:
     require(condition=False, reason="kind was assigned")
 
 
-def the_class_has_a_docstring(case: Configured) -> None:
+def the_class_has_a_docstring(case: RegistryCase) -> None:
     """Read the docstring of the class."""
     require(type(case.value).__doc__, "it has no docstring")
 
@@ -94,9 +94,9 @@ CONFIGURATION_LAWS = (
 
 @dataclass(frozen=True)
 class LawsOf:
-    """The laws of a registry; `cases` makes of an object what they are tried on, `none` says why there may be no case.
+    """The laws of a registry; `cases` returns the cases of an object, and `none` says why an object may have no case.
 
-    `on_data` makes of an object and a data set the cases of that, if the object can be tried on any.
+    `on_data` returns the cases of an object on a data set; None if the object is not tried on data sets.
     """
 
     cases: Callable[[Any], Cases[Any]]
@@ -105,7 +105,7 @@ class LawsOf:
     on_data: Callable[[Any, Any], Cases[Any]] | None = None
 
 
-def _algorithm_cases(algorithm: Any) -> Cases[algorithm_laws.Trained]:
+def _algorithm_cases(algorithm: Any) -> Cases[algorithm_laws.AlgorithmCase]:
     return algorithm_laws.cases(algorithm_laws.variants(algorithm))
 
 
@@ -177,7 +177,7 @@ def verdicts(registry: Registry, value: BaseModel, data: Dataset | None = None) 
     if data is not None and laws.on_data is None:
         kinds = ", ".join(name for name, registry in LAWS.items() if registry.on_data is not None)
         raise UserError(f"--data: the laws of {registry.name} bring their own data; it is for these kinds: {kinds}")
-    yield from evaluate_laws(CONFIGURATION_LAWS, {"": Configured(registry, value)})
+    yield from evaluate_laws(CONFIGURATION_LAWS, {"": RegistryCase(registry, value)})
     try:
         cases = laws.cases(value) if data is None or laws.on_data is None else laws.on_data(value, data)
     except UserError as error:

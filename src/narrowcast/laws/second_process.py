@@ -34,7 +34,7 @@ _CALL, _ANSWER, _SAID = "call.pickle", "answer.json", "said.txt"
 
 @dataclass(frozen=True)
 class SecondProcess:
-    """A process that digests the cases of a class; `folder` has its call, and its answer when it is done."""
+    """A process that digests the cases of a class; `folder` has its call, and then its answer."""
 
     digest_of: DigestOf
     cases: Cases[Any]
@@ -42,7 +42,7 @@ class SecondProcess:
     process: subprocess.Popen[bytes]
 
     def verdict(self) -> Verdict:
-        """Return whether the digests there are those of this process."""
+        """Return whether the digests of the second process are those of this one."""
         answer = self._answer()
         if isinstance(answer, str):
             return Verdict(LAW, len(self.cases), answer)
@@ -56,7 +56,7 @@ class SecondProcess:
         return Verdict(LAW, len(self.cases), None)
 
     def _answer(self) -> dict[str, str] | str:
-        """Return the digests there by label, or why there are none."""
+        """Return the digests of the second process by label, or why there are none."""
         try:
             self.process.wait(_SECONDS)
         except subprocess.TimeoutExpired:
@@ -93,7 +93,7 @@ def _labelled(label: str, reason: str) -> str:
 
 @contextmanager
 def started(digest_of: DigestOf, cases: Cases[Any]) -> Iterator[Callable[[], Verdict]]:
-    """Start a process that digests the cases, and yield what waits for its verdict."""
+    """Start a process that digests the cases, and yield a function that waits for its verdict."""
     try:
         pickle.dumps((digest_of, cases))
     except Exception as error:

@@ -18,8 +18,8 @@ RATES = ("uplink_bits_per_second", "downlink_bits_per_second", "compute_speed")
 
 
 @dataclass(frozen=True)
-class Equipped:
-    """A fleet of some clients; `largest` is the most clients that it has profiles for, None for any number."""
+class FleetCase:
+    """A fleet, and a number of clients."""
 
     fleet: Fleet
     clients: int
@@ -31,12 +31,12 @@ class Equipped:
         return profiles
 
 
-def fleet_cases(fleet: Fleet, sizes: tuple[int, ...] = (1, 11, 1000)) -> dict[str, Equipped]:
+def fleet_cases(fleet: Fleet, sizes: tuple[int, ...] = (1, 11, 1000)) -> dict[str, FleetCase]:
     """Return the fleet of one, eleven and a thousand clients."""
-    return {f"{size} clients": Equipped(fleet, size) for size in sizes}
+    return {f"{size} clients": FleetCase(fleet, size) for size in sizes}
 
 
-def profiles_are_the_same_in_every_process(case: Equipped) -> None:
+def profiles_are_the_same_in_every_process(case: FleetCase) -> None:
     """Ask twice with seed 3, the second time through pickle and after a draw with seed 4."""
     first = case.profiles(3)
     case.profiles(4)
@@ -45,7 +45,7 @@ def profiles_are_the_same_in_every_process(case: Equipped) -> None:
     require(equal, "the same seed gives other profiles")
 
 
-def there_is_a_profile_for_each_client(case: Equipped) -> None:
+def there_is_a_profile_for_each_client(case: FleetCase) -> None:
     """Look at the clients and their examples."""
     profiles = case.profiles()
     require(np.array_equal(profiles.client, np.arange(case.clients)), "clients are not numbered 0, 1, ...")
@@ -55,7 +55,7 @@ def there_is_a_profile_for_each_client(case: Equipped) -> None:
         require(shape == (case.clients,), f"{name} has the shape {shape}, not [{case.clients}]")
 
 
-def rates_and_speeds_are_finite_and_above_zero(case: Equipped) -> None:
+def rates_and_speeds_are_finite_and_above_zero(case: FleetCase) -> None:
     """Look at the links and devices of ten seeds."""
     for seed in range(10):
         profiles = case.profiles(seed)
@@ -65,7 +65,7 @@ def rates_and_speeds_are_finite_and_above_zero(case: Equipped) -> None:
             require(not bad.size, f"{name} of client {bad[:1]} is {values[bad[:1]]}")
 
 
-def digest_of_fleet(case: Equipped) -> str:
+def digest_of_fleet(case: FleetCase) -> str:
     """Return the sha256 of the profiles of two seeds."""
     profiles = {seed: case.profiles(seed) for seed in (0, 3)}
     return digest({f"{name} {seed}": getattr(profile, name) for seed, profile in profiles.items() for name in RATES})
@@ -79,7 +79,7 @@ FLEET_LAWS = (
 
 
 @dataclass(frozen=True)
-class Attended:
+class AvailabilityCase:
     """A model of availability, and a number of clients that it fits."""
 
     availability: Availability
@@ -95,17 +95,17 @@ class Attended:
 MOMENTS = [(seed, index, seconds) for seed in (0, 7) for index, seconds in ((1, 0.0), (2, 40.5), (90, 50_000.0))]
 
 
-def availability_cases(availability: Availability, clients: int = 40) -> dict[str, Attended]:
+def availability_cases(availability: Availability, clients: int = 40) -> dict[str, AvailabilityCase]:
     """Return the only case, after the model's own check."""
     availability.check(clients)
-    return {"": Attended(availability, clients)}
+    return {"": AvailabilityCase(availability, clients)}
 
 
-def who_is_there_depends_on_seed_round_and_time_alone(case: Attended) -> None:
+def who_is_there_depends_on_seed_round_and_time_alone(case: AvailabilityCase) -> None:
     """Ask for several moments forwards, backwards and through pickle."""
     forwards = [case.free(*moment) for moment in MOMENTS]
     backwards = [case.free(*moment) for moment in reversed(MOMENTS)][::-1]
-    copied = Attended(pickle.loads(pickle.dumps(case.availability)), case.clients)
+    copied = AvailabilityCase(pickle.loads(pickle.dumps(case.availability)), case.clients)
     elsewhere = [copied.free(*moment) for moment in MOMENTS]
     for moment, *answers in zip(MOMENTS, forwards, backwards, elsewhere, strict=True):
         require(
@@ -114,7 +114,7 @@ def who_is_there_depends_on_seed_round_and_time_alone(case: Attended) -> None:
         )
 
 
-def there_is_an_answer_for_each_client(case: Attended) -> None:
+def there_is_an_answer_for_each_client(case: AvailabilityCase) -> None:
     """Look at shape and type of the answers."""
     for moment in MOMENTS:
         free: Any = case.free(*moment)
@@ -122,7 +122,7 @@ def there_is_an_answer_for_each_client(case: Attended) -> None:
         require(free.dtype == np.bool_, f"the answer is {free.dtype}, not bool")
 
 
-def a_client_does_not_depend_on_who_else_there_is(case: Attended) -> None:
+def a_client_does_not_depend_on_who_else_there_is(case: AvailabilityCase) -> None:
     """Ask for fewer clients."""
     for moment in MOMENTS:
         fewer = case.free(*moment, clients=case.clients // 2)
@@ -132,7 +132,7 @@ def a_client_does_not_depend_on_who_else_there_is(case: Attended) -> None:
         )
 
 
-def digest_of_availability(case: Attended) -> str:
+def digest_of_availability(case: AvailabilityCase) -> str:
     """Return the sha256 of who is there at several moments."""
     return digest({str(moment): case.free(*moment) for moment in MOMENTS})
 

@@ -27,7 +27,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Posed:
+class SolverCase:
     """A solver and a problem that it takes."""
 
     solver: Solver
@@ -45,7 +45,7 @@ class Posed:
         return last
 
 
-def solver_cases(solver: Solver) -> dict[str, Posed]:
+def solver_cases(solver: Solver) -> dict[str, SolverCase]:
     """Return the solver on each small problem that it takes: its own `example`, if it has one, and the catalog's."""
     own = solver.example
     sources = {} if own is None else {own.kind: own}
@@ -57,7 +57,7 @@ def solver_cases(solver: Solver) -> dict[str, Posed]:
             solver.check(problem)
         except UserError:
             continue
-        cases[kind] = Posed(solver, problem)
+        cases[kind] = SolverCase(solver, problem)
     return cases
 
 
@@ -75,9 +75,9 @@ def a_problem_has_sizes(source: ProblemSource) -> None:
     require(not wrong, f"the sizes {wrong} are not positive integers")
 
 
-def a_state_holds_arrays_of_numbers(posed: Posed) -> None:
+def a_state_holds_arrays_of_numbers(case: SolverCase) -> None:
     """Look at the first state and at one after some iterations, as checkpoints keep them."""
-    for state in (begin(posed.problem, posed.solver, 0), posed.run()):
+    for state in (begin(case.problem, case.solver, 0), case.run()):
         arrays: Mapping[str, Any] = state.arrays
         wrong = [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]
         require(not wrong, f"{', '.join(wrong)} is not an array")
@@ -85,35 +85,35 @@ def a_state_holds_arrays_of_numbers(posed: Posed) -> None:
         require(not wrong, f"{', '.join(wrong)} has values that a checkpoint cannot keep")
 
 
-def a_resumed_solve_gives_the_same_answer(posed: Posed) -> None:
+def a_resumed_solve_gives_the_same_answer(case: SolverCase) -> None:
     """Compare two times three iterations, through a checkpoint and another process's solver, with six."""
-    state = posed.run(count=_ITERATIONS // 2)
+    state = case.run(count=_ITERATIONS // 2)
     tensors, metadata = state.packed()
     restored = SolveState.unpacked({name: values.copy() for name, values in tensors.items()}, metadata)
-    resumed = Posed(pickle.loads(pickle.dumps(posed.solver)), posed.problem).run(
+    resumed = SolverCase(pickle.loads(pickle.dumps(case.solver)), case.problem).run(
         restored, _ITERATIONS - state.iteration
     )
-    whole = posed.run()
-    require(_answer(posed, resumed) == _answer(posed, whole), "the answer of a solve that was resumed differs")
+    whole = case.run()
+    require(_answer(case, resumed) == _answer(case, whole), "the answer of a solve that was resumed differs")
 
 
-def an_answer_changes_no_state(posed: Posed) -> None:
+def an_answer_changes_no_state(case: SolverCase) -> None:
     """Compare the state before and after its answer is taken and measured."""
-    state = posed.run()
+    state = case.run()
     before = digest(state.arrays)
-    metrics = measured(posed.problem, posed.solver, state)
+    metrics = measured(case.problem, case.solver, state)
     require(digest(state.arrays) == before, "the state after its answer is another one")
     require(metrics and all(isinstance(value, float) for value in metrics.values()), f"its metrics are {dict(metrics)}")
 
 
-def residuals_are_numbers(posed: Posed) -> None:
+def residuals_are_numbers(case: SolverCase) -> None:
     """Look at the residual of some iterations."""
-    residual = posed.run().residual
+    residual = case.run().residual
     require(math.isfinite(residual) and residual >= 0, f"the residual is {residual}")
 
 
-def _answer(posed: Posed, state: SolveState) -> str:
-    answer: Arrays = posed.solver.answer(state.arrays)
+def _answer(case: SolverCase, state: SolveState) -> str:
+    answer: Arrays = case.solver.answer(state.arrays)
     return digest(answer)
 
 
@@ -122,9 +122,9 @@ def digest_of_problem(source: ProblemSource) -> str:
     return loaded_problem(source).digest
 
 
-def digest_of_solver(posed: Posed) -> str:
+def digest_of_solver(case: SolverCase) -> str:
     """Return the sha256 of the answer after some iterations."""
-    return _answer(posed, posed.run())
+    return _answer(case, case.run())
 
 
 PROBLEM_LAWS = (a_problem_is_the_same_in_every_process, a_problem_has_sizes)

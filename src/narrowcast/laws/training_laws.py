@@ -19,7 +19,7 @@ from narrowcast.platform.types import Arrays, LocalUpdates
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class TrainingCase:
     """A task with the training in it."""
 
     task: Task
@@ -38,7 +38,7 @@ class Rehearsed:
         return trained(self.call(clients))
 
 
-def cases(training: Any) -> dict[str, Rehearsed]:
+def cases(training: Any) -> dict[str, TrainingCase]:
     """Return the training on each model that it fits."""
     cases = {}
     for name, model in {**MODELS, "gcn": GCN(hidden=(6,))}.items():
@@ -47,18 +47,18 @@ def cases(training: Any) -> dict[str, Rehearsed]:
             training.check(task)
         except UserError:
             continue
-        cases[name] = Rehearsed(task)
+        cases[name] = TrainingCase(task)
     return cases
 
 
-def training_again_gives_the_same_updates(case: Rehearsed) -> None:
+def training_again_gives_the_same_updates(case: TrainingCase) -> None:
     """Train all clients twice."""
     first, again = (case.train(range(N_CLIENTS)) for _ in range(2))
     require(digest(first.changes) == digest(again.changes), "the updates differ")
     require(digest(first.state) == digest(again.state), "the private parameters differ")
 
 
-def updates_have_a_row_for_each_client_and_are_finite(case: Rehearsed) -> None:
+def updates_have_a_row_for_each_client_and_are_finite(case: TrainingCase) -> None:
     """Look at what eleven clients learnt."""
     updates = case.train(range(N_CLIENTS))
     columns: Mapping[str, np.ndarray] = {**updates.changes, **updates.state, "loss": updates.loss}
@@ -68,7 +68,7 @@ def updates_have_a_row_for_each_client_and_are_finite(case: Rehearsed) -> None:
     require(any(values.any() for values in updates.changes.values()), "no client learnt anything")
 
 
-def a_client_learns_the_same_in_any_company(case: Rehearsed) -> None:
+def a_client_learns_the_same_in_any_company(case: TrainingCase) -> None:
     """Train clients 2, 5 and 7 alone, together and among all."""
     everyone, partial = case.train(range(N_CLIENTS)), case.train([7, 2, 5])
     for name, values in partial.changes.items():
@@ -80,14 +80,14 @@ def a_client_learns_the_same_in_any_company(case: Rehearsed) -> None:
     )
 
 
-def samples_are_those_that_it_trains_on(case: Rehearsed) -> None:
+def samples_are_those_that_it_trains_on(case: TrainingCase) -> None:
     """Compare the samples foretold with those counted."""
     foretold = case.task.training.samples(case.task, np.arange(N_CLIENTS)) * case.task.training.epochs
     counted = case.train(range(N_CLIENTS)).examples
     require((foretold == counted).all(), f"foretold {foretold.tolist()}, trained {counted.tolist()}")
 
 
-def several_calls_together_give_what_they_give_alone(case: Rehearsed) -> None:
+def several_calls_together_give_what_they_give_alone(case: TrainingCase) -> None:
     """Train two chunks by one call of `train_together`."""
     chunks = [[0, 3], [4, 8]]
     calls = [case.call(clients) for clients in chunks]
@@ -100,7 +100,7 @@ def several_calls_together_give_what_they_give_alone(case: Rehearsed) -> None:
             require(near, f"{name} of clients {clients} differs by more than rounding")
 
 
-def digest_of(case: Rehearsed) -> str:
+def digest_of(case: TrainingCase) -> str:
     """Return the sha256 of what all clients learnt."""
     return digest_of_updates(case.train(range(N_CLIENTS)))
 

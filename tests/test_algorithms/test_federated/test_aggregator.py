@@ -26,7 +26,7 @@ from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.server_optimizer import Momentum
 from narrowcast.experiment import load_experiment
 from narrowcast.laws import algorithm_laws
-from narrowcast.laws.algorithm_laws import Trained
+from narrowcast.laws.algorithm_laws import AlgorithmCase
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays
 from small_tasks import network_task
@@ -149,7 +149,7 @@ def test_a_wild_minority_moves_no_aggregate_far(name: str) -> None:
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", CASES)
-def test_fedavg_with_an_aggregator_keeps_the_laws(name: str, law: Callable[[Trained], None]) -> None:
+def test_fedavg_with_an_aggregator_keeps_the_laws(name: str, law: Callable[[AlgorithmCase], None]) -> None:
     law(CASES[name])
 
 

@@ -16,7 +16,7 @@ from narrowcast.algorithms.codecs.messages import WHOLE, CodedTensors
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.laws import algorithm_laws
-from narrowcast.laws.algorithm_laws import Trained
+from narrowcast.laws.algorithm_laws import AlgorithmCase
 from narrowcast.laws.small_tasks import PLAN, run, task_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
@@ -38,7 +38,7 @@ CASES = {name: case for name, case in algorithm_laws.cases(CODED).items() if not
 
 @pytest.mark.parametrize("law", algorithm_laws.LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", CASES)
-def test_coded_changes_keep_the_laws_of_algorithms(name: str, law: Callable[[Trained], None]) -> None:
+def test_coded_changes_keep_the_laws_of_algorithms(name: str, law: Callable[[AlgorithmCase], None]) -> None:
     law(CASES[name])
 
 

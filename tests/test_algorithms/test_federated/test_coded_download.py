@@ -24,7 +24,7 @@ from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.experiment import load_experiment
 from narrowcast.laws import algorithm_laws
-from narrowcast.laws.algorithm_laws import Trained
+from narrowcast.laws.algorithm_laws import AlgorithmCase
 from narrowcast.laws.small_tasks import PLAN, interactions, run, sha256, task_of
 from narrowcast.platform.contracts import Recipients
 from narrowcast.platform.errors import UserError
@@ -62,7 +62,7 @@ EXCEPT = {
 
 @pytest.mark.parametrize("law", (*algorithm_laws.UNCODED[:3], *algorithm_laws.LAWS), ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", CASES)
-def test_coded_downloads_keep_the_laws_of_algorithms(name: str, law: Callable[[Trained], None]) -> None:
+def test_coded_downloads_keep_the_laws_of_algorithms(name: str, law: Callable[[AlgorithmCase], None]) -> None:
     if law is not EXCEPT.get(name):
         law(CASES[name])
 

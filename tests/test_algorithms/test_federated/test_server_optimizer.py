@@ -26,7 +26,7 @@ from narrowcast.algorithms.federated.server_optimizer import (
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.laws import algorithm_laws
-from narrowcast.laws.algorithm_laws import Trained
+from narrowcast.laws.algorithm_laws import AlgorithmCase
 from narrowcast.laws.small_tasks import PLAN, run, sha256, task_of
 from narrowcast.platform.models.networks import MLP
 
@@ -118,7 +118,7 @@ def test_steps_are_those_of_the_paper(kind: str, changes: np.ndarray) -> None:
 
 @pytest.mark.parametrize("law", (*algorithm_laws.UNCODED[:3], *algorithm_laws.LAWS), ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", CASES)
-def test_algorithms_with_a_server_optimizer_keep_the_laws(name: str, law: Callable[[Trained], None]) -> None:
+def test_algorithms_with_a_server_optimizer_keep_the_laws(name: str, law: Callable[[AlgorithmCase], None]) -> None:
     if law is not HALF or name.removeprefix("mlp-") not in ADAPTIVE:  # whose step does not grow with the change
         law(CASES[name])
 

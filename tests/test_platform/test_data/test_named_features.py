@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from encoder import CLASSES, LENGTH, N_TOKENS, make_texts
-from narrowcast.laws.data_laws import DATA_LAWS, Loaded
+from narrowcast.laws.data_laws import DATA_LAWS, DataCase
 from narrowcast.platform.data.formats import NPZ, HuggingFace, TorchDataset
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
@@ -55,7 +55,7 @@ def make_items(items: str) -> Items:
 
 
 def check_laws(source: Any) -> Samples:
-    case = Loaded(source)
+    case = DataCase(source)
     for law in DATA_LAWS:
         law(case)
     return case.data

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from labelled_sets import check_dealt
-from narrowcast.laws.data_laws import DATA_LAWS, Loaded
+from narrowcast.laws.data_laws import DATA_LAWS, DataCase
 from narrowcast.platform.data.formats import NPZ, HuggingFace, TorchDataset
 from narrowcast.platform.data.partition import Dirichlet, Natural
 from narrowcast.platform.data.samples import Samples
@@ -83,7 +83,7 @@ def write_hugging_face(path: Path) -> Path:
 
 
 def check_laws(source: Any) -> Samples:
-    case = Loaded(source)
+    case = DataCase(source)
     for law in DATA_LAWS:
         law(case)
     check_dealt(case.data)
@@ -169,7 +169,7 @@ def test_labels_that_are_fractions_are_numbers_to_be_predicted(root: Path) -> No
     fields = {"clients": 5, "validation_share": 0}
     heights = LABELS / 3 + 1
     path = write_npz(root / "heights.npz", y_train=heights, y_test=TEST_LABELS)
-    case = Loaded(NPZ(path=path, **fields))
+    case = DataCase(NPZ(path=path, **fields))
     for law in DATA_LAWS:
         law(case)
     assert (case.data.targets, case.data.n_outputs, case.data.train.labels.dtype) == ("numbers", 1, np.float32)

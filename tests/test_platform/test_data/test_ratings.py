@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from narrowcast.laws.data_laws import DATA_LAWS, Loaded
+from narrowcast.laws.data_laws import DATA_LAWS, DataCase
 from narrowcast.platform.data import download
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.data.movielens import MovieLens1M
@@ -46,7 +46,7 @@ def small(path: Path, **fields: Any) -> Ratings:
 
 
 def check_laws(source: Ratings) -> Interactions:
-    case = Loaded(source)
+    case = DataCase(source)
     for law in DATA_LAWS:
         law(case)
     return case.data

@@ -29,14 +29,6 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class _RowSettings:
-    """The fields of an algorithm, if it has them, that say how item rows are sent and added up."""
-
-    rows: RowLayout = "touched"
-    aggregation: str = "per_item_mean"
-
-
-@dataclass(frozen=True)
 class ReadableUpload:
     """An upload that the server reads. Shapes: rows [m] ascending; values [m, k], 0 in columns that were not sent."""
 
@@ -144,6 +136,14 @@ class Transcript:
 _BASIS = "basis"
 _TO_THE_SERVER = ("public", "begin", "sign", "reveal", "open")
 """The calls of the key store whose answers the server receives; `secrets` go to the clients' hosts."""
+
+
+@dataclass(frozen=True)
+class _RowSettings:
+    """The fields of an algorithm, if it has them, that say how item rows are sent and added up."""
+
+    rows: RowLayout = "touched"
+    aggregation: str = "per_item_mean"
 
 
 @dataclass
