@@ -104,7 +104,8 @@ def _together(parts: list[Labelled]) -> Labelled:
 class PythonDocs(Documents):
     """The pages of Python's language reference, 465 kB of English with code; each page has a client of its own.
 
-    The text is that of the running Python's `help()`, which needs no download; its version is part of the data set's name.
+    The text is that of the running Python's `help()`, which needs no download; its version is part of the data set's
+    name.
     """
 
     kind: Literal["python-docs"] = "python-docs"
