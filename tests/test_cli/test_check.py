@@ -39,11 +39,6 @@ def test_the_examples_keep_their_laws(
     assert "failed" not in said.out
 
 
-BROKEN_FLEETS = {
-    "Forgetful": ("np.random.default_rng().random(n) + 1", "the same seed gives other profiles"),
-    "Stalled": ("np.zeros(n)", "uplink_bits_per_second of client [0] is [0.]"),
-    "Short": ("np.ones(n - 1)", "has the shape"),
-}
 FLEET = """
 from typing import Literal
 import numpy as np
@@ -61,20 +56,16 @@ class {name}(BaseModel):
 """
 
 
-@pytest.mark.parametrize("name", BROKEN_FLEETS)
-def test_a_fleet_that_breaks_a_law_fails(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uplink, reason = BROKEN_FLEETS[name]
+def test_a_fleet_that_breaks_a_law_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / f"{name.lower()}_fleet.py").write_text(FLEET.format(name=name, uplink=uplink))
-    said = narrowcast("check", f"{name.lower()}_fleet:{name}", "--kind", "fleet")
+    drawn = "np.random.default_rng().random(n) + 1"
+    (tmp_path / "forgetful_fleet.py").write_text(FLEET.format(name="Forgetful", uplink=drawn))
+    said = narrowcast("check", "forgetful_fleet:Forgetful", "--kind", "fleet")
     assert_refused(said, "laws do not hold", status=1)
-    assert "failed" in said.out
-    assert reason.split()[0] in said.out
+    assert any("the same seed gives other profiles" in line for line in said.out.splitlines() if ": failed: " in line)
 
 
-@pytest.mark.parametrize(
-    ("kind", "registry"), [("random", "sampler"), ("none", "pruner"), ("iid", "partition"), ("uniform", "rank_policy")]
-)
+@pytest.mark.parametrize(("kind", "registry"), [("random", "sampler"), ("none", "pruner"), ("iid", "partition")])
 def test_a_kind_of_the_catalog_is_tried_in_silence(kind: str, registry: str) -> None:
     said = narrowcast("check", kind, "--kind", registry)
     assert said.status == 0
