@@ -53,8 +53,7 @@ def test_in_this_process(name: str) -> None:
     assert_as_written_down(name, result_of(experiment, last))
 
 
-# The frozen layers of FedMA's clients are one array in a run and one for each client in two, with other rounding.
-ALONE = [name for name in ROWS if "secure" not in short_runs()[name] and name != "fedma"]
+ALONE = [name for name in ROWS if "secure" not in short_runs()[name]]
 
 
 @pytest.mark.slow

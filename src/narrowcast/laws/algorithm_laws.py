@@ -287,6 +287,22 @@ def local_calls_divide_the_clients_of_a_chunk(case: AlgorithmCase) -> None:
         require(sorted(trained) == clients.tolist(), f"for clients {clients.tolist()} it trains {trained}")
 
 
+def what_no_client_trains_stays_as_it_is(case: AlgorithmCase) -> None:
+    """Compare parameters that every call of round 1 holds fixed, before and after the round, bit for bit."""
+    algorithm, task, clients = case.algorithm, case.task, np.arange(N_CLIENTS)
+    broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+    calls = algorithm.local_calls(broadcast, ClientChunk(1, 0, clients, algorithm.init_clients(task)), task)
+    fixed = [
+        set(call.server) - set(call.server if call.terms.trained is None else call.terms.trained)
+        for call in calls or ()
+    ]
+    if not (held := set(case.before).intersection(*fixed) if fixed else set()):
+        return
+    after = stepped(algorithm, task, case.free)
+    moved = _differing({name: case.before[name] for name in held}, after)
+    require(not moved, f"{moved} changed, which LocalTerms.trained does not name")
+
+
 def with_limits_results_do_not_depend_on_placement_or_resume(case: AlgorithmCase) -> None:
     """Give clients budgets from nothing to plenty, and lose some uploads."""
     algorithm, task, bits = case.algorithm, case.task, int(case.free.ledger.uplink_bits.max())
@@ -485,6 +501,7 @@ LAWS = (
     permuting_the_clients_of_a_chunk_changes_no_record,
     what_clients_use_does_not_depend_on_held_out_samples,
     local_calls_divide_the_clients_of_a_chunk,
+    what_no_client_trains_stays_as_it_is,
     with_limits_results_do_not_depend_on_placement_or_resume,
     no_client_exceeds_its_budget,
     a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state,

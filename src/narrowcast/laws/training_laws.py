@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from narrowcast.laws.small_tasks import N_CLIENTS, digest, digest_of_updates, lo
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.graph import GCN
-from narrowcast.platform.types import Arrays, LocalUpdates
+from narrowcast.platform.types import Arrays, LocalTerms, LocalUpdates
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,23 @@ def several_calls_together_give_what_they_give_alone(case: TrainingCase) -> None
             require(near, f"{name} of clients {clients} differs by more than rounding")
 
 
+def parameters_that_do_not_train_have_no_change(case: TrainingCase) -> str | None:
+    """Train the first parameter alone, and the others from other values; a training may refuse either."""
+    name, *others = case.server
+    call = replace(case.call(range(N_CLIENTS)), terms=LocalTerms(trained=(name,)))
+    doubled = {**case.server, **{other: 2 * case.server[other] for other in others}}
+    try:
+        updates, at_others = (trained(replace(call, server=server)) for server in (case.server, doubled))
+    except UserError as error:
+        return f"frozen parameters are refused ({error})"
+    require(set(updates.changes) == {name}, f"{name} alone is to train, and {', '.join(updates.changes)} change")
+    require(updates.changes[name].any(), f"{name} is to train, and has not changed")
+    if others:
+        same = np.array_equal(updates.changes[name], at_others.changes[name])
+        require(not same, f"{name} changes alike whatever the parameters are that do not train")
+    return None
+
+
 def digest_of(case: TrainingCase) -> str:
     """Return the sha256 of what all clients learnt."""
     return digest_of_updates(case.train(range(N_CLIENTS)))
@@ -111,4 +128,5 @@ LAWS = (
     a_client_learns_the_same_in_any_company,
     samples_are_those_that_it_trains_on,
     several_calls_together_give_what_they_give_alone,
+    parameters_that_do_not_train_have_no_change,
 )

@@ -245,6 +245,14 @@ class LocalRule(Protocol):
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Local epochs in which only some of the trained parameters train; the others wait as they are."""
+
+    trained: tuple[str, ...]
+    epochs: int
+
+
+@dataclass(frozen=True)
 class LocalTerms:
     """Terms that an algorithm adds to the clients' local steps.
 
@@ -255,8 +263,12 @@ class LocalTerms:
     over a client's samples, forward or forward and back.
 
     `rule` replaces gradient descent; `own` [C, ...] are its clients' tensors. `start` [C, ...] has the parameters from
-    which each client starts, if these are not the server's; changes are relative to them. `columns` [k] are the
+    which each client starts where these are not the server's; changes are relative to them. `columns` [k] are the
     features that a slice of a network reads, ascending; None if it reads all of them.
+
+    `trained` names the parameters that train, None for all: the others stay bit for bit as the server or `start` has
+    them, and have no change. `phases` are a client's first epochs, in turn, in which only some of these train; what is
+    left of its epochs trains all of them. Momentum, moments and the slots of a rule begin anew in each phase.
     """
 
     proximal: float = 0.0
@@ -271,11 +283,13 @@ class LocalTerms:
     own: Arrays = field(default_factory=dict)
     start_gradient: bool = False
     columns: IntArray | None = None
+    trained: tuple[str, ...] | None = None
+    phases: tuple[Phase, ...] = ()
 
 
 @dataclass(frozen=True)
 class LocalUpdates:
-    """Result of local training before anything is sent: y - x for each parameter.
+    """Result of local training before anything is sent: y - x for each parameter that trains.
 
     Shapes: changes and state [C, ...] each, `state` being the model's private parameters; loss [C] over the last local
     epoch; examples [C] trained in all epochs; steps [C] taken; start_loss [C], the mean loss over all of a client's

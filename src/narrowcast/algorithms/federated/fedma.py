@@ -6,7 +6,6 @@ Reference: Wang, Yurochkin, Sun, Papailiopoulos and Khazaeni, Federated Learning
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -293,11 +292,9 @@ class FedMA(ClientPass):
         if progress.at_head:
             training = training.model_copy(update={"learning_rate": training.learning_rate * self.head_rate})
         model = task.model.resized(progress.counts)
-        terms = LocalTerms(
-            epochs=epochs, start=start, frozen=progress.layers, rebuild=_joined if progress.layer else None
-        )
-        first = {name: values[0] for name, values in start.items()}
-        return [LocalCall(first, chunk, replace(task, model=model, training=training), terms)]
+        terms = LocalTerms(epochs=epochs, start=start, trained=tuple(progress.trained))
+        parameters = {**progress.layers, **{name: values[0] for name, values in start.items()}}
+        return [LocalCall(parameters, chunk, replace(task, model=model, training=training), terms)]
 
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Send the layer as it is after the training, and with the last one a client's examples of each class."""
@@ -372,8 +369,3 @@ def _size(narrow: HiddenUnits, whole: HiddenUnits, name: str, size: int) -> int:
     for axis in filter(None, narrow.axes[name]):
         size = size // narrow.counts[axis.layer] * whole.counts[axis.layer]
     return size
-
-
-def _joined(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return all parameters of a network of which some layers are frozen."""
-    return {**frozen, **trained}

@@ -17,8 +17,7 @@ from narrowcast.algorithms.client.client_pass import Arrived, Contribution
 from narrowcast.algorithms.client.sums import WEIGHT, SumLayout, tensor_weights
 from narrowcast.algorithms.client.uploads import COUNT_BITS, Message, with_bits
 from narrowcast.algorithms.federated.fedprox import Proximal
-from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
-from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE
+from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE, only_gradient_descent
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalUpdates

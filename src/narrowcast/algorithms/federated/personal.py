@@ -17,7 +17,7 @@ from narrowcast.algorithms.client.client_pass import Arrived, Contribution
 from narrowcast.algorithms.client.uploads import Message, where_client, zeros_of_clients
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
-from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
+from narrowcast.algorithms.local_training.rules import only_gradient_descent
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork

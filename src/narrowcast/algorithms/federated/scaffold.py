@@ -26,7 +26,7 @@ from narrowcast.algorithms.client.uploads import (
 )
 from narrowcast.algorithms.federated.downloads import broadcast_all
 from narrowcast.algorithms.federated.fedavg import ServerLearningRate, dense_bits
-from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
+from narrowcast.algorithms.local_training.rules import only_gradient_descent
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates

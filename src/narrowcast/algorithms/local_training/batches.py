@@ -47,8 +47,10 @@ def epochs_of(chunk: Chunk, terms: LocalTerms, epochs: int) -> IntArray:
     return wanted if chunk.epochs is None else np.minimum(wanted, chunk.epochs)
 
 
-def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> BatchSchedule:
-    """Cut every epoch of every client into batches, in an order drawn from the client's key.
+def draw_schedule(
+    counts: IntArray, epochs: IntArray, batch_size: int, keys: Words, *, first_epoch: int = 0
+) -> BatchSchedule:
+    """Cut every epoch of every client, `first_epoch` being the first, into batches in an order drawn from its key.
 
     The last batch of an epoch may be smaller. Shapes: counts, epochs, keys [C]. Raise `MemoryError` if the indices
     of all samples do not fit.
@@ -70,7 +72,8 @@ def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Wor
     most = int(epochs.max(initial=0))
     fewest = int(epochs.min(initial=most))
     for epoch in range(most):
-        trained, shuffled = owner, _shuffle_within(owner, uniform_bits(keys[owner], epoch * counts[owner] + within))
+        counters = (first_epoch + epoch) * counts[owner] + within
+        trained, shuffled = owner, _shuffle_within(owner, uniform_bits(keys[owner], counters))
         step, index_in_batch = epoch * epoch_steps[owner] + batch, index_within_batch
         if epoch >= fewest:
             trains = epochs[owner] > epoch

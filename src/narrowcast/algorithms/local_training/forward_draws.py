@@ -22,6 +22,8 @@ from narrowcast.platform.types import IntArray
 
 _BEFORE_TRAINING = 2**32
 """Counter at which the draws of passes before the first step begin in a client's stream."""
+_PHASE = 2**33
+"""Distance of the counters at which the draws of a client's phases begin."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class ForwardDraws:
     first: int = 0
 
     @classmethod
-    def of(cls, calls: Sequence[LocalCall], order: IntArray, *, before_training: bool = False) -> ForwardDraws:
+    def of(
+        cls, calls: Sequence[LocalCall], order: IntArray, *, phase: int = 0, before_training: bool = False
+    ) -> ForwardDraws:
         """Return the draws of the calls' clients in the order of a schedule, of steps or of passes before them."""
         model, data = calls[0].task.model, calls[0].task.data
         generators = model.trial(data).draws if isinstance(model, NeuralNetwork) else ()
@@ -45,7 +49,8 @@ class ForwardDraws:
         streams = [
             call.task.private_seed.stream_keys("forward", call.chunk.round_index, call.chunk.clients) for call in calls
         ]
-        return cls(np.concatenate(streams)[order], generators, _BEFORE_TRAINING if before_training else 0)
+        first = phase * _PHASE + (_BEFORE_TRAINING if before_training else 0)
+        return cls(np.concatenate(streams)[order], generators, first)
 
     def seed(self, client: int, step: int) -> None:
         """Seed the generators for a step of the client in this place of the schedule."""

@@ -96,7 +96,7 @@ def _run_chain(layers: list[tuple[str, nn.Module]], parameters: Mapping[str, Ten
 
 Tensors = dict[str, Tensor]
 Layers = Sequence[tuple[str, nn.Module]]
-ChainGradient = Callable[[Mapping[str, Tensor], Inputs, Tensor, Tensor], tuple[Tensors, Tensor]]
+StepGradient = Callable[[Mapping[str, Tensor], Inputs, Tensor, Tensor], tuple[Tensors, Tensor]]
 """Map parameters [a, ...], features [a, b, ...], labels [a, b, ...] and weights [a, b] of a clients to the gradients of
 each client's weighted sum of losses, by parameter, and the losses [a, b]."""
 OutputGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -117,7 +117,7 @@ _ELEMENTWISE_GRADIENTS: Mapping[
 
 
 @lru_cache(maxsize=4)
-def chain_gradient(module: nn.Module, loss: Loss = _CROSS_ENTROPY) -> ChainGradient | None:
+def chain_gradient(module: nn.Module, loss: Loss = _CROSS_ENTROPY) -> StepGradient | None:
     """Return the gradient of a chain of linear layers, ReLU, tanh and the logistic function; None for other modules.
 
     It is in closed form, and no graph is recorded. Products are laid out as the parameters are, which torch's autograd

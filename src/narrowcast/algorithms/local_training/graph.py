@@ -85,7 +85,7 @@ class GraphTraining(Training, Section):
         self, server: Arrays, chunk: Chunk, task: Task[NodeGraph, GraphTraining], terms: LocalTerms
     ) -> LocalUpdates:
         """Train the clients of the chunk; raise `UserError` for terms that graphs are not trained with."""
-        if terms.rule or terms.rebuild or terms.start or terms.start_loss or terms.start_gradient:
+        if terms.rule or terms.rebuild or terms.start or terms.start_loss or terms.start_gradient or terms.phases:
             raise UserError(
                 f"training.kind = {self.kind} takes plain steps, and this algorithm others; use fedavg or submodel"
             )
@@ -100,7 +100,7 @@ class GraphTraining(Training, Section):
             )
             for index, key in enumerate(keys)
         ]
-        changes = {name: np.stack([client.changes[name] for client in trained]) for name in server}
+        changes = {name: np.stack([client.changes[name] for client in trained]) for name in trained[0].changes}
         steps = np.array([client.steps for client in trained], dtype=np.int64)
         return LocalUpdates(
             changes=changes,
@@ -150,7 +150,7 @@ class _Client:
                 steps += 1
                 self._step(values, start, gradients, rate, steps)
                 loss, counted = loss + mean * len(part.labels), counted + len(part.labels)
-        changes = {name: (values[name] - start[name]).numpy() for name in values}
+        changes = {name: (values[name] - start[name]).numpy() for name in self._names(values)}
         return _Trained(changes, loss / max(counted, 1), steps)
 
     def _parts(self) -> Iterator[_Part]:
@@ -173,11 +173,15 @@ class _Client:
         return self.task.model
 
     def _gradients(self, values: Mapping[str, Tensor], part: _Part) -> tuple[float, dict[str, Tensor]]:
-        now = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
-        scores = self._model.scores(now, part.features, part.adjacency, self._drop())
+        now = {name: values[name].detach().requires_grad_() for name in self._names(values)}
+        scores = self._model.scores({**values, **now}, part.features, part.adjacency, self._drop())
         loss = functional.cross_entropy(scores[part.trained], part.labels)
         gradients = torch.autograd.grad(loss, list(now.values()))
         return float(loss.detach()), dict(zip(now, gradients, strict=True))
+
+    def _names(self, values: Mapping[str, Tensor]) -> list[str]:
+        """Return the parameters that train."""
+        return [name for name in values if self.terms.trained is None or name in self.terms.trained]
 
     def _drop(self) -> Callable[[Tensor], Tensor] | None:
         if not (share := self._model.dropout):

@@ -1,12 +1,8 @@
-"""Local training of any torch module for all clients of a chunk, batched or client by client.
+"""Local training of any torch module: one loop over steps, of all clients of a chunk at once or of one after another.
 
-Both modes take the same steps on the same batches. Batched training stacks the clients' parameters along a leading axis
-and is faster if the work per client is small. Client-by-client training is for modules that cannot be batched and for
-convolutions, which do not gain from batching.
-
-Mean loss of each client of a chunk before training: one forward pass over all of its samples.
-
-The parameters of each client of a chunk before training, and the samples that they are measured on.
+Both executions take the same steps on the same batches. At once, the clients' parameters are stacked along a leading
+axis, which is faster if the work per client is small. One after another is for modules that cannot be batched and for
+convolutions, which do not gain from it. What a step does is a rule's: `narrowcast.algorithms.local_training.rules`.
 """
 
 from __future__ import annotations
@@ -15,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +22,8 @@ from narrowcast.algorithms.local_training.batches import BatchSchedule
 from narrowcast.algorithms.local_training.forward_draws import NO_DRAWS, ForwardDraws
 from narrowcast.algorithms.local_training.gradients import (
     ARRAY_TYPES,
-    ChainGradient,
     Device,
+    StepGradient,
     Tensors,
     batched_attention,
     batched_forward,
@@ -38,59 +35,47 @@ from narrowcast.algorithms.local_training.gradients import (
     to_array,
     to_tensor,
 )
-from narrowcast.algorithms.local_training.local_optimizer import (
-    GradientDescent,
-    LocalOptimizer,
-    OptimizerState,
-    Rate,
-    along,
-)
+from narrowcast.algorithms.local_training.rules import GradientDescent, Optimizer, Rate, along
 from narrowcast.platform.data.samples import Labelled, each_input
 from narrowcast.platform.models.measures import Loss
 from narrowcast.platform.models.module_call import Inputs, call_module, has_half_types
 from narrowcast.platform.models.modules import copy_of, fixed_of, trained_of, with_values
 from narrowcast.platform.models.neural_network import as_input, as_target
-from narrowcast.platform.types import FloatArray, IntArray, Rebuild
+from narrowcast.platform.types import FloatArray, IntArray, LocalRule, Rebuild
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Parameters of a client's steps, taken in the order of torch's optimisers.
+    """What a client's steps have besides the gradient of the loss, in the order of torch's optimisers.
 
-    `optimizer` takes them with g + weight_decay y + correction. g is the gradient of the loss, multiplied by `gains`
-    [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. `rebuild` computes the
-    module's parameters from the trained values and `frozen` [1 or C, ...]. A learning rate is a scalar or [C]; there is
-    one for each step, or one for all. `own` [C, ...] is for a rule that replaces the optimizer. `draws` are those
-    of the module, and `statistics` the names of what its steps move besides the parameters.
+    `rule` takes them with g + weight_decay y + correction. g is the gradient of the loss, multiplied by `gains`
+    [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. A learning rate is a scalar
+    or [C]; there is one for each step, or one for all. `own` [C, ...] is for the rule.
     """
 
     learning_rates: Sequence[Rate]
-    optimizer: LocalOptimizer = field(default_factory=GradientDescent)
+    rule: LocalRule = field(default_factory=GradientDescent)
     weight_decay: float = 0.0
     clip_norm: float | None = None
     proximal: float = 0.0
     gains: Tensors = field(default_factory=dict)
     correction: Tensors = field(default_factory=dict)
-    rebuild: Rebuild | None = None
-    frozen: Tensors = field(default_factory=dict)
     own: Tensors = field(default_factory=dict)
-    draws: ForwardDraws = NO_DRAWS
-    statistics: tuple[str, ...] = ()
 
-    def learning_rate(self, step: int) -> Rate:
-        """Return the learning rate of a step."""
-        return self.learning_rates[min(step, len(self.learning_rates) - 1)]
+    def learning_rate(self, step: int, rows: slice) -> Rate:
+        """Return the learning rate of a step of some clients."""
+        rate = self.learning_rates[min(step, len(self.learning_rates) - 1)]
+        return rate if isinstance(rate, float) else rate[rows]
 
     @cached_property
     def plain(self) -> bool:
-        """Return whether a step is the gradient of the loss and nothing else."""
-        terms = (self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction)
-        return self.optimizer == GradientDescent() and not any(terms)
+        """Return whether the gradient of a step is that of the loss and nothing else."""
+        return not any((self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction))
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One step of the first `len(labels)` clients.
+    """One step of the first `len(labels)` clients, or of one client.
 
     Shapes: features [a, b, ...] each; labels [a, b, ...]; weights [a, b], a sample's share of the batch's mean, 0 for
     padding.
@@ -137,29 +122,290 @@ class Loader:
         )
 
 
-def train_network(
-    module: nn.Module,
-    loss: Loss,
-    start: Tensors,
-    loader: Loader,
-    schedule: BatchSchedule,
-    steps: Steps,
-    *,
-    batched: bool,
-) -> tuple[Tensors, FloatArray]:
-    """Train every client on the loss; return the change of each tensor [C, ...] and its mean in the last epoch [C].
+SampleLosses = Callable[[Tensors, Inputs, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
+"""Map trained values, features and labels to the loss of each sample and the module's parameters: of a clients
+[a, ...], or of one without its axis."""
 
-    Each tensor of `start` is [1, ...] if all clients start alike, else [C, ...]; all client axes are in the order of
-    `schedule`.
+
+@dataclass(frozen=True)
+class ClientStep:
+    """Step `index` of the clients at `rows` of a program, on the batches at `batches` among all.
+
+    Shapes: values [a, ...], the clients' own memory. `leaves` maps such values to tensors of which `losses` is a
+    differentiable function; `gradient` is that of the weighted sum of losses.
     """
-    train = _train_batched if batched else _train_each
-    graph = not batched or steps.rebuild or records_graph(module, loss)
+
+    index: int
+    rows: slice
+    batches: slice
+    batch: StepBatch
+    values: Tensors
+    losses: SampleLosses
+    leaves: Callable[[Mapping[str, Tensor]], Tensors]
+    gradient: StepGradient
+
+
+@dataclass(frozen=True)
+class Program:
+    """The clients of a chunk with their network, batches and start, trained at once if `batched`, else in turn.
+
+    Each tensor of `start`, `fixed` and `frozen` is [1, ...] if all clients have the same, else [C, ...]; client axes
+    are in the order of `schedule`. `start` is what trains, and `fixed` the other parameters. `rebuild` computes the
+    module's parameters from both and `frozen`. `draws` are those of the module, and `statistics` the names of what its
+    passes move besides the parameters.
+    """
+
+    module: nn.Module
+    loss: Loss
+    loader: Loader
+    schedule: BatchSchedule
+    start: Tensors
+    batched: bool
+    fixed: Tensors = field(default_factory=dict)
+    rebuild: Rebuild | None = None
+    frozen: Tensors = field(default_factory=dict)
+    draws: ForwardDraws = NO_DRAWS
+    statistics: tuple[str, ...] = ()
+
+    @property
+    def n_clients(self) -> int:
+        """The number of clients, C."""
+        return len(self.schedule.order)
+
+    @property
+    def in_closed_form(self) -> bool:
+        """Return whether gradients are those of a chain, if the module is one."""
+        return self.batched and self.rebuild is None and not self.fixed
+
+    def steps(self, values: Tensors, weight_decay: float = 0.0, *, moves: bool = False) -> Iterator[ClientStep]:
+        """Yield every step of every client from `values` [1 or C, ...], which the caller may change if it `moves`."""
+        if self.batched:
+            return self._at_once(of_each_client(values, self.n_clients), weight_decay)
+        return self._in_turn(values, weight_decay, moves=moves)
+
+    def _at_once(self, values: Tensors, weight_decay: float) -> Iterator[ClientStep]:
+        module = callable_of(self.module, self.loader.device)
+        forward, together = batched_forward(module), vmap(self.rebuild) if self.rebuild else None
+        # A shared tensor would be multiplied as one large product, which rounds differently from those of replicas.
+        fixed, frozen = (of_each_client(tensors, self.n_clients) for tensors in (self.fixed, self.frozen))
+
+        def losses(now: Tensors, features: Inputs, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+            rows = slice(0, len(labels))
+            parameters: Mapping[str, Tensor] = {**rows_of(fixed, rows), **now}
+            if together:
+                parameters = together(parameters, rows_of(frozen, rows))
+            return sample_losses(self.loss, forward(parameters, features), labels), parameters
+
+        chain = chain_gradient(module, self.loss) if self.in_closed_form else None
+        gradient = chain or self._recorded(losses, _detached, weight_decay)
+        stop = 0
+        for index, batch in enumerate(self.loader.batches(self.schedule)):
+            rows, start = slice(0, len(batch.labels)), stop
+            stop += rows.stop
+            now = rows_of(values, rows)
+            yield ClientStep(index, rows, slice(start, stop), batch, now, losses, _detached, gradient)
+
+    def _in_turn(self, values: Tensors, weight_decay: float, *, moves: bool) -> Iterator[ClientStep]:
+        schedule, loader = self.schedule, self.loader
+        first_batches = (np.cumsum(schedule.active) - schedule.active).tolist()
+        # Values put into a copy are faster than values supplied with every call.
+        module = copy_of(self.module, loader.device, own=self.statistics)
+        statistics = {name: fixed_of(module)[name].clone() for name in self.statistics}
+        trained = trained_of(module)
+        for parameter in trained.values():
+            parameter.data = _channels_last(parameter.data)
+        supplied = self.rebuild is not None or has_half_types(module)
+        names = list(values) if self.rebuild else [name for name in trained if name in values]
+        for client, n_steps in enumerate(schedule.steps.tolist()):
+            row = slice(client, client + 1)
+            begin, fixed, frozen = (
+                {name: tensor[0] for name, tensor in rows_of(tensors, row).items()}
+                for tensors in (values, self.fixed, self.frozen)
+            )
+            inside = {} if supplied else {name: trained[name] for name in names}
+            held = {**fixed, **begin}
+            with_values(module, {name: held.get(name, tensor) for name, tensor in statistics.items()})
+            if supplied:
+                own: Tensors = {name: _channels_last(begin[name]) for name in names}
+            else:
+                own = dict(inside)
+                with_values(module, {name: tensor for name, tensor in held.items() if name not in statistics})
+            now = {name: tensor.detach().unsqueeze(0) for name, tensor in own.items()}
+
+            def leaves(at: Mapping[str, Tensor], now: Tensors = now, inside: Mapping[str, Tensor] = inside) -> Tensors:
+                if at is now and inside:
+                    return dict(inside)
+                return {name: _channels_last(tensor[0]).requires_grad_() for name, tensor in at.items()}
+
+            def losses(
+                now: Tensors,
+                features: Inputs,
+                labels: Tensor,
+                inside: Mapping[str, Tensor] = inside,
+                fixed: Tensors = fixed,
+                frozen: Tensors = frozen,
+            ) -> tuple[Tensor, Mapping[str, Tensor]]:
+                parameters: Mapping[str, Tensor] = {**fixed, **now}
+                if self.rebuild:
+                    parameters = self.rebuild(parameters, frozen)
+                its_own = all(now[name] is inside.get(name) for name in now)
+                outputs = call_module(module, each_input(_first, features), None if its_own else parameters)
+                return self.loss.per_sample(outputs, labels[0]), parameters
+
+            gradient = self._recorded(losses, leaves, weight_decay)
+            for step in range(n_steps):
+                index = first_batches[step] + client
+                size = int(schedule.sizes[index])
+                features, labels = loader.samples(schedule.samples[index, :size])
+                inputs = each_input(lambda part: _channels_last(part).unsqueeze(0), features)
+                weights = torch.full((1, size), 1 / size, device=loader.device, dtype=loader.dtype)
+                batch = StepBatch(inputs, labels.unsqueeze(0), weights)
+                self.draws.seed(client, step)
+                yield ClientStep(step, row, slice(index, index + 1), batch, now, losses, leaves, gradient)
+            if moves:
+                buffers = fixed_of(module) if statistics else {}
+                ended = {**{name: buffers[name] for name in statistics}, **{name: now[name][0] for name in now}}
+                for name in values.keys() & ended.keys():
+                    values[name][client] = ended[name]
+
+    def _recorded(
+        self, losses_of: SampleLosses, leaves_of: Callable[[Mapping[str, Tensor]], Tensors], weight_decay: float
+    ) -> StepGradient:
+        """Return the gradient by torch's autograd."""
+        decays = weight_decay and self.rebuild
+
+        def gradient(
+            values: Mapping[str, Tensor], features: Inputs, labels: Tensor, weights: Tensor
+        ) -> tuple[Tensors, Tensor]:
+            leaves = leaves_of(values)
+            with batched_attention(self.loader.device) if self.batched else nullcontext():
+                losses, parameters = losses_of(leaves, features, labels)
+                objective = (losses * weights).sum()
+                if decays:  # of the parameters, if these are not what trains
+                    squares = torch.stack([tensor.square().sum() for tensor in parameters.values()])
+                    objective = objective + weight_decay / 2 * squares.sum()
+                found = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+            gradients = dict(zip(leaves, found, strict=True))
+            if self.batched:
+                return gradients, losses.detach()
+            return {name: part.unsqueeze(0) for name, part in gradients.items()}, losses.detach().unsqueeze(0)
+
+        return gradient
+
+
+def train(program: Program, steps: Steps) -> tuple[Tensors, FloatArray, Tensors]:
+    """Train every client; return the changes [C, ...], the mean loss in its last epoch [C], and the rule's slots.
+
+    Slots [C, ...] are those of a rule of an algorithm: what an optimizer keeps is dropped.
+    """
+    rule, start, loader = steps.rule, program.start, program.loader
+    keeps = not isinstance(rule, Optimizer)
+    graph = keeps or not program.in_closed_form or records_graph(program.module, program.loss)
     with float32_products(loader.device), nullcontext() if graph else torch.inference_mode():
-        values = {name: tensor.clone() for name, tensor in of_each_client(start, len(schedule.order)).items()}
-        losses = train(module, loss, start, values, loader, schedule, steps)
+        values = {name: tensor.clone() for name, tensor in of_each_client(start, program.n_clients).items()}
+        slots = rule.init({name: tensor.clone() for name, tensor in values.items()}, steps.own) if keeps else {}
+        losses = torch.zeros(program.schedule.valid.shape, dtype=loader.dtype, device=loader.device)
+        step, number = None, 0
+        try:
+            for step in program.steps(values, steps.weight_decay, moves=True):
+                number = step.index
+                if not (keeps or step.index):
+                    slots = rule.init(step.values, {})
+                gradient = _Gradient(program, steps, step)
+                rate: Any = steps.learning_rate(step.index, step.rows)
+                own = rows_of(steps.own, step.rows)
+                rule.step(step.values, rows_of(slots, step.rows), gradient, own, rate, step.index)
+                assert gradient.losses is not None, "a step takes the gradient once at least"
+                losses[step.batches, : gradient.losses.shape[1]] = gradient.losses
+                number = step.index + 1
+        except (Exception, SystemExit) as error:
+            error.add_note(f"step {number + 1}")
+            raise
         for name, tensor in values.items():
             tensor.sub_(start[name])
-    return values, last_epoch_means(losses, schedule)
+    totals = np.where(program.schedule.valid, to_array(losses), 0.0).sum(axis=1, dtype=np.float64)
+    means = last_epoch_means(totals / program.schedule.sizes, program.schedule)
+    return values, means, slots if keeps else {}
+
+
+class _Gradient:
+    """The gradient of a step at any values, with the terms of the training; `losses` [a, b] are those of the first."""
+
+    def __init__(self, program: Program, steps: Steps, step: ClientStep) -> None:
+        self._program, self._steps, self._step = program, steps, step
+        self.losses: Tensor | None = None
+
+    def __call__(self, at: Mapping[str, Tensor], part: int) -> Tensors:
+        step, steps = self._step, self._steps
+        gradients, losses = step.gradient(at, step.batch.features, step.batch.labels, self._weights(part))
+        if self.losses is None:
+            self.losses = losses
+        if not steps.plain:
+            decay = 0.0 if self._program.rebuild else steps.weight_decay
+            _add_terms(at, self._program.start, gradients, steps, step.rows, decay)
+        return gradients
+
+    def _weights(self, part: int) -> Tensor:
+        """Return the weight of each sample in the mean over a part [a, b]; 0 for padding and other parts."""
+        weights, n_parts = self._step.batch.weights, self._steps.rule.parts
+        if n_parts == 1:
+            return weights
+        sizes = to_tensor(self._program.schedule.sizes[self._step.batches], self._program.loader.device)
+        parts = torch.arange(weights.shape[1], device=weights.device) * n_parts // sizes.unsqueeze(1)
+        inside = (weights > 0) & (parts == part)
+        return inside.to(weights.dtype) / inside.sum(1, keepdim=True).clamp(min=1)
+
+
+def _add_terms(
+    values: Mapping[str, Tensor], start: Tensors, gradients: Tensors, steps: Steps, rows: slice, decay: float
+) -> None:
+    """Add all terms but momentum to gradients [a, ...] of the loss at `values`, in place; `start` is [1 or C, ...]."""
+    for name, gradient in gradients.items():
+        if name in steps.gains:
+            gradient.mul_(steps.gains[name][rows])
+        if steps.proximal:
+            gradient.add_(values[name] - rows_of({name: start[name]}, rows)[name], alpha=steps.proximal)
+    if steps.clip_norm is not None:
+        count = rows.stop - rows.start
+        squares = [gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()]
+        # in turn: the rounding of torch's sum over many tensors depends on the number of clients in the batch
+        scale = (steps.clip_norm / reduce(torch.add, squares).sqrt().clamp(min=1e-12)).clamp(max=1.0)
+        for gradient in gradients.values():
+            gradient.mul_(along(scale, gradient))
+    for name, gradient in gradients.items():
+        if decay:
+            gradient.add_(values[name], alpha=decay)
+        if name in steps.correction:
+            gradient.add_(steps.correction[name][rows])
+
+
+def mean_losses(program: Program) -> FloatArray:
+    """Return the mean loss [C] of each client's start over its samples; the schedule is one epoch."""
+    losses = torch.zeros(len(program.schedule.valid), dtype=program.loader.dtype, device=program.loader.device)
+    with torch.no_grad(), float32_products(program.loader.device):
+        for step in program.steps(program.start):
+            of_samples, _ = step.losses(step.leaves(step.values), step.batch.features, step.batch.labels)
+            losses[step.batches] = (of_samples * step.batch.weights).sum(1)
+    return last_epoch_means(to_array(losses).astype(np.float64), program.schedule)
+
+
+def mean_gradients(program: Program) -> Tensors:
+    """Return the gradient [C, ...] of each client's mean loss over its samples, at its start."""
+    loader, start = program.loader, of_each_client(program.start, program.n_clients)
+    total = {name: torch.zeros_like(tensor, memory_format=torch.contiguous_format) for name, tensor in start.items()}
+    # Batches of a client differ in size, so that the mean over its samples weighs them by theirs.
+    samples = torch.zeros(program.n_clients, dtype=loader.dtype, device=loader.device)
+    with float32_products(loader.device):
+        for step in program.steps(program.start):
+            sizes = to_tensor(program.schedule.sizes[step.batches], loader.device).to(loader.dtype)
+            weights = step.batch.weights * sizes.unsqueeze(1)
+            gradients, _ = step.gradient(step.values, step.batch.features, step.batch.labels, weights)
+            samples[step.rows] += sizes
+            for name, gradient in gradients.items():
+                total[name][step.rows] += gradient
+    for tensor in total.values():
+        tensor.div_(along(samples.clamp(min=1), tensor))
+    return total
 
 
 def last_epoch_means(losses: FloatArray, schedule: BatchSchedule) -> FloatArray:
@@ -174,139 +420,9 @@ def last_epoch_means(losses: FloatArray, schedule: BatchSchedule) -> FloatArray:
     return totals / np.maximum(np.bincount(client, weights=sizes, minlength=n_clients), 1)
 
 
-def _train_batched(
-    module: nn.Module,
-    loss: Loss,
-    start: Tensors,
-    values: Tensors,
-    loader: Loader,
-    schedule: BatchSchedule,
-    steps: Steps,
-) -> FloatArray:
-    module = callable_of(module, loader.device)
-    gradients_of = gradients_of_module(module, loss, len(schedule.order), steps)
-    state: OptimizerState = {}
-    losses: list[Tensor] = []
-    try:
-        for step, batch in enumerate(loader.batches(schedule)):
-            training = slice(0, batch.labels.shape[0])
-            now = rows_of(values, training)
-            with batched_attention(loader.device):
-                gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
-            losses.append(of_samples)
-            _step(now, start, gradients, state, steps, training, step)
-    except (Exception, SystemExit) as error:
-        error.add_note(f"step {len(losses) + 1}")
-        raise
-    if not losses:
-        return np.empty(0)
-    of_batches = np.where(schedule.valid, to_array(torch.cat(losses)), 0.0)
-    return np.asarray(of_batches.sum(axis=1, dtype=np.float64) / schedule.sizes)
-
-
-def gradients_of_module(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> ChainGradient:
-    """Return the gradient of the values that clients train, in closed form if the module has one."""
-    in_closed_form = None if steps.rebuild else chain_gradient(module, loss)
-    return in_closed_form or _recorded(module, loss, n_clients, steps)
-
-
-SampleLosses = Callable[[Mapping[str, Tensor], Inputs, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
-"""Map values [a, ...], features and labels [a, b, ...] of a clients to the losses [a, b] and the parameters."""
-
-
-def losses_of_module(
-    module: nn.Module, loss: Loss, n_clients: int, rebuild: Rebuild | None, frozen: Tensors
-) -> SampleLosses:
-    """Return the losses of the module, whose parameters `rebuild` computes from trained and `frozen` values."""
-    forward, together = batched_forward(module), vmap(rebuild) if rebuild else None
-    # A shared tensor would be multiplied as one large product, which rounds differently from those of replicas.
-    fixed = of_each_client(frozen, n_clients)
-
-    def losses(values: Mapping[str, Tensor], features: Inputs, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        parameters = together(values, rows_of(fixed, slice(0, len(labels)))) if together else values
-        return sample_losses(loss, forward(parameters, features), labels), parameters
-
-    return losses
-
-
 def of_each_client(tensors: Tensors, n_clients: int) -> Tensors:
     """Return views [C, ...] of tensors [1 or C, ...]."""
     return {name: tensor.expand(n_clients, *tensor.shape[1:]) for name, tensor in tensors.items()}
-
-
-def _recorded(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> ChainGradient:
-    """Return the gradient of any module, by torch's autograd; the parameters are those that clients train."""
-    losses_of = losses_of_module(module, loss, n_clients, steps.rebuild, steps.frozen)
-
-    def gradient(
-        values: Mapping[str, Tensor], features: Inputs, labels: Tensor, weights: Tensor
-    ) -> tuple[Tensors, Tensor]:
-        now = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
-        losses, parameters = losses_of(now, features, labels)
-        objective = (losses * weights).sum() + decay_of_rebuilt(parameters, steps)
-        gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
-        return dict(zip(now, gradients, strict=True)), losses.detach()
-
-    return gradient
-
-
-def _train_each(
-    module: nn.Module,
-    loss: Loss,
-    start: Tensors,
-    values: Tensors,
-    loader: Loader,
-    schedule: BatchSchedule,
-    steps: Steps,
-) -> FloatArray:
-    step_starts = np.cumsum(schedule.active) - schedule.active
-    losses = torch.zeros(int(schedule.active.sum()), device=loader.device, dtype=loader.dtype)
-    # Values put into a copy are faster than values supplied with every call.
-    own_module = copy_of(module, loader.device, own=steps.statistics)
-    moved = {name: fixed_of(own_module)[name].clone() for name in steps.statistics}
-    for parameter in trained_of(own_module).values():
-        parameter.data = _channels_last(parameter.data)
-    supplied = steps.rebuild is not None or has_half_types(own_module)
-    for client, n_steps in enumerate(schedule.steps):
-        state: OptimizerState = {}
-        client_row = slice(client, client + 1)
-        begin, frozen = (
-            rows_of(start, client_row),
-            {name: values[0] for name, values in rows_of(steps.frozen, client_row).items()},
-        )
-        leaves: Tensors
-        if supplied:
-            trained = begin if steps.rebuild else trained_of(own_module)
-            leaves = {name: _channels_last(begin[name][0]).requires_grad_() for name in trained}
-        else:
-            leaves = dict(trained_of(own_module))
-            torch._foreach_copy_([leaf.detach() for leaf in leaves.values()], [begin[name][0] for name in leaves])
-        now = {name: leaf.detach().unsqueeze(0) for name, leaf in leaves.items()}
-        with_values(own_module, {name: begin[name][0] if name in begin else tensor for name, tensor in moved.items()})
-        step = 0
-        try:
-            for step in range(n_steps):
-                batch = int(step_starts[step]) + client
-                features, labels = loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
-                features = each_input(_channels_last, features)
-                parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
-                steps.draws.seed(client, step)
-                outputs = call_module(own_module, features, parameters if supplied else None)
-                mean = loss.per_sample(outputs, labels).mean()
-                losses[batch] = mean.detach()
-                objective = mean + decay_of_rebuilt(parameters, steps)
-                gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
-                rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
-                _step(now, begin, rows, state, steps, client_row, step)
-        except (Exception, SystemExit) as error:
-            error.add_note(f"step {step + 1}")
-            raise
-        for name, tensor in now.items():
-            values[name][client] = tensor[0]
-        for name, tensor in fixed_of(own_module).items() if steps.statistics else ():
-            if name in values:
-                values[name][client] = tensor
-    return to_array(losses).astype(np.float64)
 
 
 def rows_of(tensors: Tensors, rows: slice) -> Tensors:
@@ -315,110 +431,14 @@ def rows_of(tensors: Tensors, rows: slice) -> Tensors:
     return {name: tensor if tensor.shape[0] in whole else tensor[rows] for name, tensor in tensors.items()}
 
 
+def _detached(values: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
+
+
+def _first(values: Tensor) -> Tensor:
+    return values[0]
+
+
 def _channels_last(tensor: Tensor) -> Tensor:
     """Return a copy with the channels of images and convolutions innermost, which runs a third faster on a CPU."""
     return tensor.clone(memory_format=torch.channels_last if tensor.ndim == 4 else torch.contiguous_format)
-
-
-def decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor | float:
-    """Return weight decay as a term of the objective, used if the decayed parameters are not themselves trained."""
-    if not (steps.weight_decay and steps.rebuild):
-        return 0.0
-    return steps.weight_decay / 2 * torch.stack([values.square().sum() for values in parameters.values()]).sum()
-
-
-def _step(
-    values: Tensors,
-    start: Tensors,
-    gradients: Tensors,
-    state: OptimizerState,
-    steps: Steps,
-    rows: slice,
-    step: int,
-) -> None:
-    """Move the values [a, ...] of the clients `rows` by one step, in place; `start` is [1 or C, ...]."""
-    rate = steps.learning_rate(step)
-    if isinstance(rate, float) and steps.plain:
-        torch._foreach_sub_([values[name] for name in gradients], list(gradients.values()), alpha=rate)
-        return
-    add_terms(values, start, gradients, steps, rows)
-    steps.optimizer.move(values, gradients, state, rate if isinstance(rate, float) else rate[rows], step)
-
-
-def add_terms(values: Tensors, start: Tensors, gradients: Tensors, steps: Steps, rows: slice) -> None:
-    """Add all terms but momentum to gradients [a, ...] of the loss at `values`, in place; `start` is [1 or C, ...]."""
-    for name, gradient in gradients.items():
-        if name in steps.gains:
-            gradient.mul_(steps.gains[name][rows])
-        if steps.proximal:
-            gradient.add_(values[name] - rows_of(start, rows)[name], alpha=steps.proximal)
-    if steps.clip_norm is not None:
-        count = rows.stop - rows.start
-        squares = [gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()]
-        # in turn: the rounding of torch's sum over many tensors depends on the number of clients in the batch
-        scale = (steps.clip_norm / reduce(torch.add, squares).sqrt().clamp(min=1e-12)).clamp(max=1.0)
-        for gradient in gradients.values():
-            gradient.mul_(along(scale, gradient))
-    for name, gradient in gradients.items():
-        if steps.weight_decay and not steps.rebuild:
-            gradient.add_(values[name], alpha=steps.weight_decay)
-        if name in steps.correction:
-            gradient.add_(steps.correction[name][rows])
-
-
-@dataclass(frozen=True)
-class StartPoint:
-    """The values from which clients train, and all samples of each client, as a schedule of one epoch.
-
-    Each tensor of `values` and `frozen` is [1, ...] if all clients have the same, else [C, ...]; all client axes are in
-    the order of `schedule`. `rebuild` computes the module's parameters from both. `batched`: all clients at once.
-    `draws` are those of the passes.
-    """
-
-    module: nn.Module
-    loss: Loss
-    values: Tensors
-    loader: Loader
-    schedule: BatchSchedule
-    rebuild: Rebuild | None
-    frozen: Tensors
-    batched: bool
-    draws: ForwardDraws
-
-
-def mean_losses(point: StartPoint) -> FloatArray:
-    """Return the mean loss [C] of each client's parameters over its samples."""
-    with torch.no_grad(), float32_products(point.loader.device):
-        return last_epoch_means(_batched(point) if point.batched else _each(point), point.schedule)
-
-
-def _batched(point: StartPoint) -> FloatArray:
-    n_clients, losses = len(point.schedule.order), []
-    losses_of = losses_of_module(
-        callable_of(point.module, point.loader.device), point.loss, n_clients, point.rebuild, point.frozen
-    )
-    values = of_each_client(point.values, n_clients)
-    for batch in point.loader.batches(point.schedule):
-        now = rows_of(values, slice(0, len(batch.labels)))
-        losses.append((losses_of(now, batch.features, batch.labels)[0] * batch.weights).sum(1))
-    return to_array(torch.cat(losses)).astype(np.float64) if losses else np.empty(0)
-
-
-def _each(point: StartPoint) -> FloatArray:
-    schedule, module = point.schedule, callable_of(point.module, point.loader.device)
-    step_starts = np.cumsum(schedule.active) - schedule.active
-    losses = np.zeros(int(schedule.active.sum()))
-    for client, n_steps in enumerate(schedule.steps):
-        client_row = slice(client, client + 1)
-        now, frozen = (
-            {name: rows[0] for name, rows in rows_of(tensors, client_row).items()}
-            for tensors in (point.values, point.frozen)
-        )
-        parameters = point.rebuild(now, frozen) if point.rebuild else now
-        for step in range(n_steps):
-            batch = int(step_starts[step]) + client
-            features, labels = point.loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
-            point.draws.seed(client, step)
-            outputs = call_module(module, features, parameters)
-            losses[batch] = float(point.loss.per_sample(outputs, labels).mean())
-    return losses

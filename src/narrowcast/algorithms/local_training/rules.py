@@ -1,168 +1,135 @@
-"""Local steps by a rule of the algorithm, learning rates by round or step, and gradients before training.
+"""Local steps: gradient descent, Adam and AdamW as rules, and learning rates by round or step.
 
-Local training by a rule of the algorithm's own in place of gradient descent, batched or client by client.
+An algorithm may bring a rule of its own in their place. Each client's step is that of torch's optimiser of the same
+name, for one client and for many at once.
 
 Learning-rate schedules: the factor of `training.learning_rate` in each round, or at each local step.
-
-Gradient of the mean loss of each client of a chunk before training: one pass over all of its samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Protocol, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
-from narrowcast.algorithms.local_training.batches import BatchSchedule
-from narrowcast.algorithms.local_training.forward_draws import ForwardDraws
-from narrowcast.algorithms.local_training.gradients import (
-    ChainGradient,
-    Tensors,
-    callable_of,
-    float32_products,
-    to_array,
-    to_tensor,
-)
-from narrowcast.algorithms.local_training.network import (
-    Loader,
-    StartPoint,
-    StepBatch,
-    Steps,
-    add_terms,
-    decay_of_rebuilt,
-    gradients_of_module,
-    last_epoch_means,
-    of_each_client,
-    rows_of,
-)
 from narrowcast.platform.config.catalog import LEARNING_RATE_SCHEDULES
 from narrowcast.platform.config.fields import ROUNDS
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.data.samples import each_input
-from narrowcast.platform.models.measures import Loss
-from narrowcast.platform.models.module_call import Inputs, call_module
-from narrowcast.platform.types import FloatArray, LocalRule
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Gradient
+
+Rate = float | Tensor
+"""A learning rate that all clients share, or one for each, [a] in float64."""
 
 
-def train_by_rule(
-    module: nn.Module,
-    loss: Loss,
-    rule: LocalRule,
-    start: Tensors,
-    loader: Loader,
-    schedule: BatchSchedule,
-    steps: Steps,
-    *,
-    batched: bool,
-) -> tuple[Tensors, FloatArray, Tensors]:
-    """Train every client by the rule; return changes, loss as `train_network` does, and what the rule kept, [C, ...].
+@dataclass(frozen=True)
+class GradientDescent:
+    """y -= lr v with v = momentum v + g."""
 
-    `start` is [1 or C, ...]; all client axes are in the order of `schedule`.
+    momentum: float = 0.0
+    parts: int = 1
+
+    def init(self, start: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return room for v, if there is momentum."""
+        del own
+        return {name: torch.empty_like(values) for name, values in start.items()} if self.momentum else {}
+
+    def step(
+        self,
+        values: Mapping[str, Any],
+        slots: Mapping[str, Any],
+        gradient: Gradient,
+        own: Mapping[str, Any],
+        rate: Rate,
+        step: int,
+    ) -> None:
+        """Move against the gradients, or against their running sum."""
+        del own
+        moves = gradient(values, 0)
+        if self.momentum:
+            for name, direction in moves.items():
+                if step:
+                    torch.add(direction, slots[name], alpha=self.momentum, out=slots[name])
+                else:
+                    slots[name].copy_(direction)
+                moves[name] = slots[name]
+        if isinstance(rate, float):
+            torch._foreach_sub_([values[name] for name in moves], list(moves.values()), alpha=rate)
+        else:
+            for name, direction in moves.items():
+                values[name].addcmul_(direction, along(rate.to(direction.dtype), direction), value=-1)
+
+
+@dataclass(frozen=True)
+class AdamSteps:
+    """y -= lr m' / (sqrt(v') + eps), with the moments m and v of g and of its square, divided by 1 - beta^t.
+
+    Before it y is multiplied by 1 - lr decay: the decoupled decay of AdamW.
+
+    References: Kingma and Ba, Adam, ICLR 2015 (arXiv:1412.6980), Algorithm 1; Loshchilov and Hutter, Decoupled Weight
+    Decay Regularization, ICLR 2019 (arXiv:1711.05101), Algorithm 2, with the decay scaled by lr, as in torch.
     """
-    values = {name: tensor.clone() for name, tensor in of_each_client(start, len(schedule.order)).items()}
-    slots = rule.init({name: tensor.clone() for name, tensor in values.items()}, steps.own)
-    losses = torch.zeros(len(schedule.valid), dtype=torch.float64)
-    module = callable_of(module, loader.device)
-    gradients_of = gradients_of_module(module, loss, len(schedule.order), steps) if batched else None
-    for step, rows, batches, batch in step_batches(loader, schedule, steps.draws, batched=batched):
-        sizes = to_tensor(schedule.sizes[batches], loader.device)
-        parts = _parts(batch.weights, sizes, rule.parts)
-        compute = gradients_of or gradient_of_one(module, loss, rows_of(steps.frozen, rows), steps)
-        at_first: list[Tensor] = []
 
-        def gradient(
-            at: Mapping[str, Tensor],
-            part: int,
-            # of this step
-            compute: ChainGradient = compute,
-            batch: StepBatch = batch,
-            parts: Sequence[Tensor] = parts,
-            rows: slice = rows,
-            at_first: list[Tensor] = at_first,
-        ) -> Tensors:
-            gradients, of_samples = compute(at, batch.features, batch.labels, parts[part])
-            if not at_first:
-                at_first.append((of_samples * batch.weights).sum(1))
-            add_terms(dict(at), start, gradients, steps, rows)
-            return gradients
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float = 0.0
+    parts: int = 1
 
-        rate = steps.learning_rate(step)
-        assert isinstance(rate, float), "calls of different rates are not trained together by a rule"
-        rule.step(rows_of(values, rows), rows_of(slots, rows), gradient, rows_of(steps.own, rows), rate, step)
-        losses[batches] = at_first[0].cpu().to(torch.float64)
-    for name, tensor in values.items():
-        tensor.sub_(start[name])
-    return values, last_epoch_means(to_array(losses), schedule), slots
+    def init(self, start: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the moments of each parameter: zeros."""
+        del own
+        return {f"{moment} {name}": torch.zeros_like(values) for name, values in start.items() for moment in "mv"}
+
+    def step(
+        self,
+        values: Mapping[str, Any],
+        slots: Mapping[str, Any],
+        gradient: Gradient,
+        own: Mapping[str, Any],
+        rate: Rate,
+        step: int,
+    ) -> None:
+        """Move by the ratio of the moments."""
+        del own
+        correction = 1 - self.beta1 ** (step + 1), (1 - self.beta2 ** (step + 1)) ** 0.5
+        for name, direction in gradient(values, 0).items():
+            value, first, second = values[name], slots[f"m {name}"], slots[f"v {name}"]
+            first.lerp_(direction, 1 - self.beta1)
+            second.mul_(self.beta2).addcmul_(direction, direction, value=1 - self.beta2)
+            if self.decay:
+                value.mul_(_for_all(1 - rate * self.decay, value))
+            spread = second.sqrt().div_(correction[1]).add_(self.eps)
+            value.addcdiv_(first * _for_all(rate / correction[0], value), spread, value=-1)
 
 
-def step_batches(
-    loader: Loader, schedule: BatchSchedule, draws: ForwardDraws, *, batched: bool
-) -> Iterator[tuple[int, slice, slice, StepBatch]]:
-    """Yield the step, the clients, the indices among all batches, and the batch, of all clients or one after another.
+Optimizer = GradientDescent | AdamSteps
+"""The rules of trainings. They begin anew in each round, and clients may have learning rates of their own."""
 
-    `draws` are seeded for each step of one client; several gradients of a step draw one after the other.
+
+def along(values: Tensor, like: Tensor) -> Tensor:
+    """Reshape one value per client [a] so that it multiplies tensors [a, ...]."""
+    return values.view(-1, *[1] * (like.ndim - 1))
+
+
+def _for_all(rate: Rate, like: Tensor) -> Rate:
+    return rate if isinstance(rate, float) else along(rate.to(like.dtype), like)
+
+
+def only_gradient_descent(task: Task, reason: str, otherwise: str = "") -> None:
+    """Raise `UserError`, with the reason, if the task's training takes other steps than along its gradients.
+
+    A training says so by its traits. `otherwise` is what else the user may set.
     """
-    starts = (np.cumsum(schedule.active) - schedule.active).tolist()
-    if batched:
-        for step, batch in enumerate(loader.batches(schedule)):
-            active = int(schedule.active[step])
-            yield step, slice(0, active), slice(starts[step], starts[step] + active), batch
-        return
-    for client, n_steps in enumerate(schedule.steps.tolist()):
-        for step in range(n_steps):
-            index = starts[step] + client
-            size = int(schedule.sizes[index])
-            features, labels = loader.samples(schedule.samples[index, :size])
-            weights = torch.full((1, size), 1 / size, device=loader.device, dtype=loader.dtype)
-            batch = StepBatch(each_input(_with_client, features), labels.unsqueeze(0), weights)
-            draws.seed(client, step)
-            yield step, slice(client, client + 1), slice(index, index + 1), batch
-
-
-def _parts(weights: Tensor, sizes: Tensor, n_parts: int) -> list[Tensor]:
-    """Return the weight of each sample in the mean over each part [a, b]; 0 for padding and other parts.
-
-    `weights` [a, b] are those in the mean over the batch.
-    """
-    valid = weights > 0
-    part = torch.arange(valid.shape[1], device=valid.device) * n_parts // sizes.unsqueeze(1)
-    shares = []
-    for index in range(n_parts):
-        inside = valid & (part == index)
-        shares.append(inside.to(weights.dtype) / inside.sum(1, keepdim=True).clamp(min=1))
-    return shares
-
-
-def _with_client(values: Tensor) -> Tensor:
-    """Return tensors [b, ...] with a client axis, [1, b, ...]."""
-    return values.unsqueeze(0)
-
-
-def _of_client(values: Tensor) -> Tensor:
-    return values[0]
-
-
-def gradient_of_one(module: nn.Module, loss: Loss, frozen: Tensors, steps: Steps) -> ChainGradient:
-    """Return the gradient of one client, whose tensors have a leading axis of length 1."""
-    fixed = {name: tensor[0] for name, tensor in frozen.items()}
-
-    def gradient(
-        values: Mapping[str, Tensor], features: Inputs, labels: Tensor, weights: Tensor
-    ) -> tuple[Tensors, Tensor]:
-        now = {name: tensor[0].detach().requires_grad_() for name, tensor in values.items()}
-        parameters = steps.rebuild(now, fixed) if steps.rebuild else now
-        losses = loss.per_sample(call_module(module, each_input(_of_client, features), parameters), labels[0])
-        objective = (losses * weights[0]).sum() + decay_of_rebuilt(parameters, steps)
-        gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
-        of_names = zip(now, gradients, strict=True)
-        return {name: part.unsqueeze(0) for name, part in of_names}, losses.detach().unsqueeze(0)
-
-    return gradient
+    if not task.training.traits.descends_gradients:
+        advice = f"use sgd, or set {otherwise}" if otherwise else "use sgd"
+        raise UserError(f"{reason}, and training.kind = {task.training.kind} does not take such steps; {advice}")
 
 
 BY_ROUND_ADVICE = "use constant, step, milestones or cosine, or warmup over rounds"
@@ -309,26 +276,3 @@ class Warmup(Section):
 
 RateSchedule = Annotated[LearningRateSchedule, LEARNING_RATE_SCHEDULES]
 Warmup.model_rebuild()
-
-
-def mean_gradients(point: StartPoint) -> Tensors:
-    """Return the gradient [C, ...] of each client's mean loss over its samples, in its values before training."""
-    loader, schedule, module = point.loader, point.schedule, callable_of(point.module, point.loader.device)
-    n_clients, steps = len(schedule.order), Steps([], rebuild=point.rebuild, frozen=point.frozen)
-    values = of_each_client(point.values, n_clients)
-    total = {name: torch.zeros_like(tensor, memory_format=torch.contiguous_format) for name, tensor in values.items()}
-    of_all = gradients_of_module(module, point.loss, n_clients, steps) if point.batched else None
-    # Batches of a client differ in size, so that the mean over its samples weighs them by theirs.
-    samples = torch.zeros(n_clients, dtype=loader.dtype, device=loader.device)
-    with float32_products(loader.device):
-        for _, rows, batches, batch in step_batches(loader, schedule, point.draws, batched=point.batched):
-            sizes = to_tensor(schedule.sizes[batches], loader.device).to(loader.dtype)
-            compute = of_all or gradient_of_one(module, point.loss, rows_of(point.frozen, rows), steps)
-            weights = batch.weights * sizes.unsqueeze(1)
-            gradients, _ = compute(rows_of(values, rows), batch.features, batch.labels, weights)
-            samples[rows] += sizes
-            for name, gradient in gradients.items():
-                total[name][rows] += gradient
-    for tensor in total.values():
-        tensor.div_(samples.clamp(min=1).view(-1, *[1] * (tensor.ndim - 1)))
-    return total

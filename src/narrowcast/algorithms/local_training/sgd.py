@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import repeat
 from math import prod
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch.nn import Module
 
-from narrowcast.algorithms.local_training.batches import BatchSize, draw_schedule, epochs_of
+from narrowcast.algorithms.local_training.batches import BatchSchedule, BatchSize, draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.forward_draws import ForwardDraws, keyed_draws_only
 from narrowcast.algorithms.local_training.gradients import (
     ARRAY_TYPES,
@@ -33,22 +34,24 @@ from narrowcast.algorithms.local_training.gradients import (
     to_array,
     to_tensor,
 )
-from narrowcast.algorithms.local_training.local_optimizer import (
-    AdamSteps,
-    GradientDescent,
-    LocalOptimizer,
-    Rate,
-    only_gradient_descent,
-)
 from narrowcast.algorithms.local_training.network import (
     Loader,
-    StartPoint,
+    Program,
     Steps,
+    mean_gradients,
     mean_losses,
     of_each_client,
-    train_network,
+    train,
 )
-from narrowcast.algorithms.local_training.rules import RateSchedule, mean_gradients, train_by_rule
+from narrowcast.algorithms.local_training.rules import (
+    BY_ROUND_ADVICE,
+    AdamSteps,
+    GradientDescent,
+    Optimizer,
+    Rate,
+    RateSchedule,
+    only_gradient_descent,
+)
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import LocalCall, Task, Training, TrainingTraits
 from narrowcast.platform.data.samples import Labelled, Samples, each_input, joined, rows_of_inputs, signature
@@ -58,10 +61,7 @@ from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.modules import trained_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton
 from narrowcast.platform.seeds import isolated
-from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
-
-if TYPE_CHECKING:
-    pass
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates, Phase
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -87,7 +87,7 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
         terms.rebuild,
         None if terms.columns is None else tuple(terms.columns.tolist()),
         (terms.start_loss, terms.start_gradient),
-        terms.rule,
+        (terms.rule, terms.trained, terms.phases),
         *(
             tuple((name, values.shape[skip:]) for name, values in part.items())
             for part, skip in zip(parts, rows, strict=True)
@@ -95,88 +95,153 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
     )
 
 
+def _rounds_alike(call: LocalCall) -> bool:
+    """Return whether the products of a client round the same at any place of a batch.
+
+    So do those of matrices that begin at multiples of 16 bytes, whatever their place.
+    """
+    task, rows = call.task, padded_batch(call.task)
+    arrays = (*call.server.values(), *call.terms.frozen.values())
+    shapes = {*(values.shape for values in arrays), *(tuple(tensor.shape) for tensor in module_of(task).parameters())}
+    sizes = {size for shape in shapes if len(shape) > 1 for size in (prod(shape), *(rows * side for side in shape))}
+    return all(size * network_of(task).torch_dtype.itemsize % 16 == 0 for size in sizes)
+
+
 def train_calls(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     """Train the clients of all calls as one program; the calls may differ in data, seed and learning rate."""
     with keyed_draws_only(calls[0]):
-        return _train_calls(calls)
+        return _in_phases(calls) if calls[0].terms.phases else _train_calls(calls)
 
 
-def _train_calls(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
+def _in_phases(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
+    """Train each phase from where the one before ended; what is left of a client's epochs trains all that trains."""
+    terms, training = calls[0].terms, calls[0].task.training
+    schedule = training.learning_rate_schedule
+    if terms.rule is not None or (schedule is not None and schedule.by_step):
+        given = "local step of its own" if schedule is None else f"training.learning_rate_schedule = {schedule.kind}"
+        raise UserError(f"{given}: this algorithm trains in phases, which take plain steps; {BY_ROUND_ADVICE}")
+    left = [epochs_of(call.chunk, call.terms, training.epochs) for call in calls]
+    rest = Phase(trained_names(calls[0]), max(int(epochs.max(initial=0)) for epochs in left))
+    ended: list[LocalUpdates] = []
+    done = 0
+    for index, phase in enumerate((*terms.phases, rest)):
+        taken = [np.minimum(epochs, phase.epochs) for epochs in left]
+        begun = [
+            _continued(call, phase, epochs, before)
+            for call, epochs, before in zip(calls, taken, ended or repeat(None), strict=False)
+        ]
+        updates = _train_calls(begun, phase=index, first_epoch=done)
+        ended = [_added(*pair) for pair in zip(ended, updates, strict=True)] if ended else updates
+        left = [epochs - now for epochs, now in zip(left, taken, strict=True)]
+        done += phase.epochs
+    return ended
+
+
+def _continued(call: LocalCall, phase: Phase, epochs: IntArray, ended: LocalUpdates | None) -> LocalCall:
+    """Return the call of a phase with so many epochs [C], from where the clients ended the ones before."""
+    chunk, terms = call.chunk, replace(call.terms, trained=phase.trained, epochs=epochs, phases=())
+    if ended is not None:
+        begun = {**call.server, **(terms.start or {})}
+        start = {**(terms.start or {}), **{name: begun[name] + moved for name, moved in ended.changes.items()}}
+        chunk = replace(chunk, state={**chunk.state, **ended.state})
+        terms = replace(terms, start=start, start_loss=False, start_gradient=False)
+    return replace(call, chunk=replace(chunk, epochs=None), terms=terms)
+
+
+def _added(before: LocalUpdates, after: LocalUpdates) -> LocalUpdates:
+    """Return the updates of two phases as those of one training."""
+    names = {**before.changes, **after.changes}
+    both = before.changes.keys() & after.changes.keys()
+    return LocalUpdates(
+        changes=names | {name: before.changes[name] + after.changes[name] for name in both},
+        state=after.state,
+        loss=np.where(after.steps > 0, after.loss, before.loss),
+        examples=before.examples + after.examples,
+        steps=before.steps + after.steps,
+        start_loss=before.start_loss,
+        rate_sum=None if before.rate_sum is None or after.rate_sum is None else before.rate_sum + after.rate_sum,
+        start_gradient=before.start_gradient,
+    )
+
+
+def trained_names(call: LocalCall) -> tuple[str, ...]:
+    """Return the parameters that a call trains; raise `UserError` for names that it has not."""
+    names = tuple({**call.server, **(call.terms.start or {})})
+    if call.terms.trained is None:
+        return names
+    if unknown := [name for name in call.terms.trained if name not in names]:
+        raise UserError(f"LocalTerms.trained names {unknown[0]}; parameters are {', '.join(names)}")
+    return tuple(name for name in names if name in call.terms.trained)
+
+
+def _train_calls(calls: Sequence[LocalCall], *, phase: int = 0, first_epoch: int = 0) -> list[LocalUpdates]:
     task = calls[0].task
-    training, terms = task.training, [call.terms for call in calls]
+    training, terms, model = task.training, calls[0].terms, network_of(task)
     device: Device = training.device
     counts = _joined([call.task.data.examples[call.chunk.clients] for call in calls])
     epochs = _joined([epochs_of(call.chunk, call.terms, training.epochs) for call in calls])
     keys = _joined(
         [call.task.private_seed.stream_keys("shuffle", call.chunk.round_index, call.chunk.clients) for call in calls]
     )
-    schedule = draw_schedule(counts, epochs, padded_batch(task), keys)
-    order = schedule.order
     sizes = [len(call.chunk.clients) for call in calls]
     owner = np.repeat(np.arange(len(calls)), sizes)
-
-    def of_calls(parts: Sequence[Arrays], order: IntArray = order) -> Tensors:
-        """Return tensors [1, ...] for a single call, else [C, ...] in the order of the schedule."""
-        if len(calls) == 1:
-            return {name: to_tensor(np.asarray(values)[None], device) for name, values in parts[0].items()}
-        stacked = {name: np.stack([np.asarray(part[name]) for part in parts]) for name in parts[0]}
-        return {name: to_tensor(values[owner[order]], device) for name, values in stacked.items()}
-
-    def of_clients(parts: Sequence[Arrays], order: IntArray = order) -> Tensors:
-        """Return tensors [C, ...] in the order of the schedule."""
-        return {name: to_tensor(np.concatenate([part[name] for part in parts])[order], device) for name in parts[0]}
-
-    n_steps = len(schedule.active)
-    rates = np.array([call.task.training.rates(call.task, call.chunk.round_index, n_steps) for call in calls])
-    module = module_of(task)
     batched = training.mode(task) == "batched"
-    _check_memory(task, len(order) if batched else 0)
-    of_loss = network_of(task).loss_on(task.data)
-
-    model = network_of(task)
+    _check_memory(task, len(owner) if batched else 0)
     own_layers, layers = _own_layers(calls)
+    trained = {*trained_names(calls[0]), *own_layers}
 
-    def starts(order: IntArray) -> Tensors:
-        given = [asked.start for asked in terms if asked.start is not None]
-        begin = of_clients(given, order) if given else of_calls([call.server for call in calls], order)
-        return {**begin, **of_clients(layers, order)}
+    def program_of(schedule: BatchSchedule, *, before_training: bool = False) -> Program:
+        order = schedule.order
 
-    dtype = network_of(task).torch_dtype
+        def of_calls(parts: Sequence[Arrays]) -> Tensors:
+            """Return tensors [1, ...] for a single call, else [C, ...] in the order of the schedule."""
+            if len(calls) == 1:
+                return {name: to_tensor(np.asarray(values)[None], device) for name, values in parts[0].items()}
+            stacked = {name: np.stack([np.asarray(part[name]) for part in parts]) for name in parts[0]}
+            return {name: to_tensor(values[owner[order]], device) for name, values in stacked.items()}
+
+        starts = [call.terms.start or {} for call in calls]
+        shared = [{name: values for name, values in call.server.items() if name not in starts[0]} for call in calls]
+        begin = {**of_calls(shared), **_of_clients(starts, order, device), **_of_clients(layers, order, device)}
+        begin = {name: begin[name] for name in {**calls[0].server, **begin}}
+        return Program(
+            module=module_of(task),
+            loss=model.loss_on(task.data),
+            loader=Loader(*_samples(calls, order), device, model.torch_dtype),
+            schedule=schedule,
+            start={name: tensor for name, tensor in begin.items() if name in trained},
+            batched=batched,
+            fixed={name: tensor for name, tensor in begin.items() if name not in trained},
+            rebuild=terms.rebuild,
+            frozen=of_calls([call.terms.frozen for call in calls]),
+            draws=ForwardDraws.of(calls, order, phase=phase, before_training=before_training),
+            statistics=model.trial(task.data).statistics,
+        )
+
+    schedule = draw_schedule(counts, epochs, padded_batch(task), keys, first_epoch=first_epoch)
     start_loss: FloatArray | None = None
     start_gradient: Arrays = {}
-    if terms[0].start_loss or terms[0].start_gradient:
+    if terms.start_loss or terms.start_gradient:
         once = np.ones_like(epochs)
         whole = schedule if (epochs == once).all() else draw_schedule(counts, once, padded_batch(task), keys)
-        samples = Loader(*_samples(calls, whole.order), device, dtype)
-        frozen = of_calls([asked.frozen for asked in terms], whole.order)
-        draws = ForwardDraws.of(calls, whole.order, before_training=True)
-        point = StartPoint(
-            module, of_loss, starts(whole.order), samples, whole, terms[0].rebuild, frozen, batched, draws
-        )
-        start_loss, start_gradient = _measured(point, terms[0])
-    loader = Loader(*_samples(calls, order), device, dtype)
+        start_loss, start_gradient = _measured(program_of(whole, before_training=True), terms)
+    program, order = program_of(schedule), schedule.order
+    rates = np.array(
+        [call.task.training.rates(call.task, call.chunk.round_index, len(schedule.active)) for call in calls]
+    )
+    if terms.rule is not None:
+        _check_rule(task)
     steps = Steps(
-        learning_rates=[_rate_of(rate, owner[order], loader) for rate in rates.T],
-        optimizer=training.local_optimizer,
+        learning_rates=[_rate_of(rate, owner[order], program.loader) for rate in rates.T],
+        rule=training.local_optimizer if terms.rule is None else terms.rule,
         weight_decay=training.gradient_decay,
         clip_norm=training.clip_norm,
-        proximal=terms[0].proximal,
-        correction=of_clients([asked.correction or {} for asked in terms]),
-        gains=of_clients([asked.gains or {} for asked in terms]),
-        rebuild=terms[0].rebuild,
-        frozen=of_calls([asked.frozen for asked in terms]),
-        own=of_clients([asked.own for asked in terms]),
-        draws=ForwardDraws.of(calls, order),
-        statistics=model.trial(task.data).statistics,
+        proximal=terms.proximal,
+        correction=_of_clients([call.terms.correction or {} for call in calls], order, device),
+        gains=_of_clients([call.terms.gains or {} for call in calls], order, device),
+        own=_of_clients([call.terms.own for call in calls], order, device),
     )
-    slots: Tensors = {}
-    if (rule := terms[0].rule) is None:
-        changes, loss = train_network(module, of_loss, starts(order), loader, schedule, steps, batched=batched)
-    else:
-        _check_rule(task)
-        changes, loss, slots = train_by_rule(
-            module, of_loss, rule, starts(order), loader, schedule, steps, batched=batched
-        )
+    changes, loss, slots = train(program, steps)
     positions = _positions(order)
     stops = np.cumsum(sizes)
     scheduled = [None if training.learning_rate_schedule is None else rate for rate in rates]
@@ -198,6 +263,11 @@ def _train_calls(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     ]
 
 
+def _of_clients(parts: Sequence[Arrays], order: IntArray, device: Device) -> Tensors:
+    """Return tensors [C, ...] of the calls' clients, in the order of a schedule."""
+    return {name: to_tensor(np.concatenate([part[name] for part in parts])[order], device) for name in parts[0]}
+
+
 def _own_layers(calls: Sequence[LocalCall]) -> tuple[tuple[str, ...], list[Arrays]]:
     """Return the names of what clients keep of layers with local statistics, and what those of each call have."""
     model, data = network_of(calls[0].task), calls[0].task.data
@@ -205,12 +275,12 @@ def _own_layers(calls: Sequence[LocalCall]) -> tuple[tuple[str, ...], list[Array
     return layers, [model.own_layers_of(call.chunk.state[OWN_LAYERS], data) if layers else {} for call in calls]
 
 
-def _measured(point: StartPoint, terms: LocalTerms) -> tuple[FloatArray | None, Arrays]:
+def _measured(program: Program, terms: LocalTerms) -> tuple[FloatArray | None, Arrays]:
     """Return the losses [C] and the gradients [C, ...] that the terms ask for, in the order of the calls' clients."""
-    positions = _positions(point.schedule.order)
-    gradients = mean_gradients(point) if terms.start_gradient else {}
+    positions = _positions(program.schedule.order)
+    gradients = mean_gradients(program) if terms.start_gradient else {}
     return (
-        mean_losses(point)[positions] if terms.start_loss else None,
+        mean_losses(program)[positions] if terms.start_loss else None,
         {name: to_array(gradient).take(positions, axis=0) for name, gradient in gradients.items()},
     )
 
@@ -312,7 +382,7 @@ class NetworkTraining(Training, Section):
     device: Device = Field("cpu", description="device on which clients train")
 
     @property
-    def local_optimizer(self) -> LocalOptimizer:
+    def local_optimizer(self) -> Optimizer:
         """The step that a client takes with a gradient."""
         raise NotImplementedError
 
@@ -365,14 +435,14 @@ class NetworkTraining(Training, Section):
     def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         """Train the chunks of several runs that differ only in data, seed and learning rate.
 
-        Calls whose tensors have the same shapes are trained as one program; client-by-client training gains nothing
-        from it.
+        Calls whose tensors have the same shapes are trained as one program, unless rounding would differ from that of
+        each alone; client-by-client training gains nothing from it.
         """
         if self.mode(calls[0].task) == "per_client":
             return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
         programs: dict[tuple[object, ...], list[int]] = {}
         for index, call in enumerate(calls):
-            programs.setdefault(program_key(call), []).append(index)
+            programs.setdefault(program_key(call) if _rounds_alike(call) else (index,), []).append(index)
         updates: dict[int, LocalUpdates] = {}
         for indices in programs.values():
             updates.update(zip(indices, train_calls([calls[index] for index in indices]), strict=True))
