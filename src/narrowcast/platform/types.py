@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -288,6 +289,62 @@ class LocalTerms:
 
 
 @dataclass(frozen=True)
+class RowChanges:
+    """Each client's changes of some rows of a tensor [n_rows, k], in place of all of them.
+
+    Shapes: rows [R], ascending in each client; values [R, k]; row_starts [C + 1], where each client's rows begin.
+    `order` [C] are the places in the chunk of the clients whose rows follow each other; None if it is the chunk's.
+    `total` [n_rows, k] is the weighted sum over the clients whose changes will arrive, if the training was told so
+    much and added them up; it then kept no values.
+    """
+
+    rows: IntArray
+    row_starts: IntArray
+    values: NDArray[Any]
+    n_rows: int
+    order: IntArray | None = None
+    total: NDArray[Any] | None = None
+
+    @classmethod
+    def whole(cls, values: NDArray[Any]) -> RowChanges:
+        """Return changes of all rows, from values [C, n_rows, k]."""
+        n_clients, n_rows = values.shape[:2]
+        starts = np.arange(n_clients + 1) * n_rows
+        return cls(np.tile(np.arange(n_rows), n_clients), starts, values.reshape(-1, *values.shape[2:]), n_rows)
+
+    @cached_property
+    def _positions(self) -> IntArray:
+        """The position of each client in `order`, [C]."""
+        return np.arange(len(self.row_starts) - 1) if self.order is None else np.argsort(self.order)
+
+    @property
+    def counts(self) -> IntArray:
+        """The number of rows of each client, [C]."""
+        return np.diff(self.row_starts)[self._positions]
+
+    def span(self, index: int) -> slice:
+        """Return the part of `rows` that is of the client at this place of the chunk."""
+        position = self._positions[index]
+        return slice(int(self.row_starts[position]), int(self.row_starts[position + 1]))
+
+    def of_client(self, index: int) -> tuple[IntArray, NDArray[Any]]:
+        """Return the rows [m] of the client at this place of the chunk, and their values [m, k]."""
+        span = self.span(index)
+        return self.rows[span], self.values[span]
+
+    def matrix(self, index: int) -> NDArray[Any]:
+        """Return the whole tensor of the client at this place of the chunk, zeros included."""
+        rows, values = self.of_client(index)
+        whole = np.zeros((self.n_rows, *values.shape[1:]), dtype=values.dtype)
+        whole[rows] = values
+        return whole
+
+    def dense(self) -> NDArray[Any]:
+        """Return the whole tensor of every client [C, n_rows, k], zeros included."""
+        return np.stack([self.matrix(index) for index in range(len(self.row_starts) - 1)])
+
+
+@dataclass(frozen=True)
 class LocalUpdates:
     """Result of local training before anything is sent: y - x for each parameter that trains.
 
@@ -296,7 +353,8 @@ class LocalUpdates:
     training samples of the parameters that it starts from, 0 without samples, None unless the terms ask for it;
     start_gradient [C, ...], the gradient of that loss for each parameter, without the terms of the training;
     rate_sum [C], the sum of the learning rates of the steps taken, None if every step has `training.learning_rate`;
-    slots [C, ...], what the terms' rule kept after the last step.
+    slots [C, ...], what the terms' rule kept after the last step. `rows` are changes of tensors of which clients train
+    some rows; finite [C] are the clients whose training stayed finite, None if their values tell.
     """
 
     changes: Arrays
@@ -308,6 +366,8 @@ class LocalUpdates:
     rate_sum: FloatArray | None = None
     slots: Arrays = field(default_factory=dict)
     start_gradient: Arrays = field(default_factory=dict)
+    rows: Mapping[str, RowChanges] = field(default_factory=dict)
+    finite: BoolArray | None = None
 
     def take(self, indices: IntArray) -> LocalUpdates:
         """Return the results of the clients at these places, in that order."""

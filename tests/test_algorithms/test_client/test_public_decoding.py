@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from chains import CHAINS
-from narrowcast.algorithms.client.row_uploads import RowView, send_touched_rows, send_whole_matrix
-from narrowcast.algorithms.client.uploads import send_coded_tensors
+from narrowcast.algorithms.client.row_uploads import RowView
+from narrowcast.algorithms.client.uploads import send_coded_tensors, send_touched_rows, send_whole_matrix
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.messages import (

@@ -18,7 +18,7 @@ import pytest
 
 import receiver
 from chains import CHAINS, matrix
-from narrowcast.algorithms.client import row_uploads, uploads
+from narrowcast.algorithms.client import uploads
 from narrowcast.algorithms.codecs import messages as coded_rows
 from narrowcast.algorithms.codecs import messages as coded_tensors
 from narrowcast.algorithms.codecs import messages as whole_matrix
@@ -109,9 +109,9 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Message]]:
         found.append(Message("tensors", last[0], key, dict(tensors), {"shapes": {str(rank): shapes}}))
         return tensors
 
-    for module in (row_uploads, adaptive_svd):
+    for module in (uploads, adaptive_svd):
         monkeypatch.setattr(module, "decode_rows", of_rows)
-    monkeypatch.setattr(row_uploads, "decode_matrix", of_matrix)
+    monkeypatch.setattr(uploads, "decode_matrix", of_matrix)
     monkeypatch.setattr(coded_tensors.CodedTensors, "from_bytes", classmethod(of_bytes))
     monkeypatch.setattr(Codec, "decode", of_tensors)
     assert uploads.CodedTensors is adaptive_atomo.CodedTensors is coded_tensors.CodedTensors

@@ -16,7 +16,7 @@ from narrowcast.algorithms.client.uploads import (
     Uploads,
     finite_clients,
     init_codec_state,
-    send_tensors,
+    send_messages,
     tensor_coding,
 )
 from narrowcast.algorithms.codecs.budget import ClientEncoder
@@ -50,7 +50,8 @@ def sent(chunk: Chunk, task: Task, changes: Arrays, codec: Codec) -> tuple[Array
     """Send the changes of clients that have learnt nothing for themselves."""
     ones = np.ones(len(chunk.clients), dtype=np.int64)
     finite = finite_clients(LocalUpdates(changes, {}, np.zeros(len(ones)), ones, ones), changes)
-    return send_tensors(chunk, task, Message(changes), tensor_coding(codec), finite)
+    tensors, _, uploads = send_messages(chunk, task, Message(changes), tensor_coding(codec), finite)
+    return tensors, uploads
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg, CoLR, SCoLR], ids=lambda each: each.__name__)

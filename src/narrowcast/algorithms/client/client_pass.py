@@ -15,20 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, TensorSum, add_up
+from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, Summand, TensorSum, add_up, sum_of_rows
 from narrowcast.algorithms.client.uploads import (
+    AnyCoding,
     Message,
-    TensorCoding,
     Uploads,
     chunk_result,
     finite_clients,
-    send_tensors,
+    send_messages,
     tensor_coding,
     where_client,
 )
 from narrowcast.algorithms.codecs.chain import Codec, Stages
 from narrowcast.platform.contracts import Algorithm, Task
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, LocalUpdates, Weighted
+from narrowcast.platform.types import (
+    Arrays,
+    BoolArray,
+    Chunk,
+    ChunkResult,
+    FloatArray,
+    LocalUpdates,
+    RowChanges,
+    Weighted,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,8 @@ class Arrived:
     """The training of a chunk's clients, `updates`, and their messages as the server has them.
 
     Shapes: tensors [C, ...] as the server decodes them and numbers [C], of clients that delivered; delivered [C], whose
-    messages arrived and count; finite [C], whose training stayed finite.
+    messages arrived and count; finite [C], whose training stayed finite. `rows` are the changes of some rows of
+    tensors, as the server decodes them; NaN where a client left one out.
     """
 
     updates: LocalUpdates
@@ -44,25 +54,26 @@ class Arrived:
     numbers: Arrays
     delivered: BoolArray
     finite: BoolArray
+    rows: Mapping[str, RowChanges] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Contribution:
     """The part of each client of a chunk in the sums of the round if it delivered, and its next state.
 
-    Shapes: tensors [C, ...] are added up with `weight` [C], or those that `weights` names with a weight [C] of their
-    own; clients that did not deliver, or of weight 0, may hold anything. divisor [C] is what the server divides by,
-    None for the weight; sums [C, ...] are added up as they are; each [C, ...] is not added up: the server is given the
-    rows of the clients that delivered. state [C, ...] is the clients' next state, besides what they learnt for
-    themselves. metrics [C] are columns of the round, their weighted means over the clients that delivered: measured by
-    the simulation, as the loss is, and neither sent nor known to the server.
+    Shapes: tensors [C, ...], or changes of their rows, are added up with `weight` [C], or those that `weights` names
+    with a weight [C] of their own; clients that did not deliver, or of weight 0, may hold anything. divisor [C] is what
+    the server divides by, None for the weight; sums [C, ...], or rows, are added up as they are; each [C, ...] is not
+    added up: the server is given the rows of the clients that delivered. state [C, ...] is the clients' next state,
+    besides what they learnt for themselves. metrics [C] are columns of the round, their weighted means over the clients
+    that delivered: measured by the simulation, as the loss is, and neither sent nor known to the server.
     """
 
-    tensors: Arrays = field(default_factory=dict)
+    tensors: Mapping[str, Summand] = field(default_factory=dict)
     weight: FloatArray | None = None
     weights: Mapping[str, FloatArray] = field(default_factory=dict)
     divisor: FloatArray | None = None
-    sums: Arrays = field(default_factory=dict)
+    sums: Mapping[str, Summand] = field(default_factory=dict)
     each: Arrays = field(default_factory=dict)
     state: Arrays = field(default_factory=dict)
     metrics: Mapping[str, Weighted] = field(default_factory=dict)
@@ -70,26 +81,42 @@ class Contribution:
     def apart(self) -> Contribution:
         """Return the contribution with tensors and weights of each client in place of their sum."""
         assert self.weight is not None, "tensors have a weight"
-        each = {**self.each, **TENSORS.add(self.tensors), WEIGHT: self.weight}
+        tensors = {
+            name: values.dense() if isinstance(values, RowChanges) else values for name, values in self.tensors.items()
+        }
+        each = {**self.each, **TENSORS.add(tensors), WEIGHT: self.weight}
         return replace(self, tensors={}, weight=None, each=each)
 
     def partial(self, delivered: BoolArray) -> Arrays:
         """Return the partial sum of the clients of the chunk that delivered, [C]."""
         partial = {
-            **{name: np.asarray(_of(delivered, values).sum(axis=0)) for name, values in self.sums.items()},
+            **{name: _sum(delivered, values) for name, values in self.sums.items()},
             **EACH.add({name: values[delivered] for name, values in self.each.items()}),
         }
         if self.weight is None:
             return partial
-        shared = {name: values for name, values in self.tensors.items() if name not in self.weights}
+        whole = {name: values for name, values in self.tensors.items() if not isinstance(values, RowChanges)}
+        shared = {name: values for name, values in whole.items() if name not in self.weights}
         total = TensorSum.weighted(shared, _of(delivered, self.weight))
         own = {
-            name: TensorSum.weighted({name: self.tensors[name]}, _of(delivered, weight)).tensors[name]
+            name: TensorSum.weighted({name: whole[name]}, _of(delivered, weight)).tensors[name]
             for name, weight in self.weights.items()
         }
-        total = replace(total, tensors={**total.tensors, **own})
+        rows = {
+            name: sum_of_rows(values, self.weight, delivered)
+            for name, values in self.tensors.items()
+            if isinstance(values, RowChanges)
+        }
+        total = replace(total, tensors={**total.tensors, **own, **rows})
         counted = self.weight if self.divisor is None else self.divisor
         return {**total.arrays(), WEIGHT: np.array(_of(delivered, counted).sum()), **partial}
+
+
+def _sum(delivered: BoolArray, values: Summand) -> NDArray[Any]:
+    """Return the sum of the values, or rows, of clients that delivered."""
+    if isinstance(values, RowChanges):
+        return sum_of_rows(values, np.ones(len(delivered), dtype=values.values.dtype), delivered)
+    return np.asarray(_of(delivered, values).sum(axis=0))
 
 
 def _of(delivered: BoolArray, values: NDArray[Any]) -> FloatArray:
@@ -110,15 +137,15 @@ class ClientPass(Algorithm, BaseModel, ABC):
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Return what the clients of a chunk send: their changes."""
         del broadcast, chunk, task
-        return Message(updates.changes)
+        return Message(updates.changes, rows=updates.rows)
 
     @property
     def sums_up(self) -> bool:
         """Return whether tensors are added up; False: the server is given those of each client, under `EACH`."""
         return True
 
-    def coding(self) -> TensorCoding:
-        """Return how tensors are coded: through `codec`, or as they are."""
+    def coding(self) -> AnyCoding:
+        """Return how tensors or rows are coded: through `codec`, or as they are."""
         return tensor_coding(Codec(self.codec))
 
     @abstractmethod
@@ -139,8 +166,8 @@ class ClientPass(Algorithm, BaseModel, ABC):
         """Send the messages of clients that one call trained; return their contributions, and what was sent."""
         message = self.message(broadcast, chunk, task, trained)
         finite = finite_clients(trained, message.tensors)
-        received, uploads = send_tensors(chunk, task, message, self.coding(), finite)
-        arrived = Arrived(trained, received, message.numbers, uploads.delivered, uploads.finite)
+        tensors, rows, uploads = send_messages(chunk, task, message, self.coding(), finite)
+        arrived = Arrived(trained, tensors, message.numbers, uploads.delivered, uploads.finite, rows)
         return self.contribution(broadcast, chunk, task, arrived), uploads
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:

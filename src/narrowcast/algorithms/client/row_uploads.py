@@ -8,45 +8,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.client.sums import Aggregation, RowSum, TensorSum, row_weights
+from narrowcast.algorithms.client.sums import Aggregation, RowSum, row_weights
 from narrowcast.algorithms.client.uploads import (
     Coding,
-    Sent,
     Uploads,
     chunk_result,
-    init_codec_state,
-    send_coded_tensors,
     send_each,
+    send_touched_rows,
+    send_whole_matrix,
 )
-from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.messages import (
-    LIKELY,
     RowLayout,
     RowUpdate,
-    TensorUpdate,
-    decode_matrix,
-    decode_rows,
-    dense_wire_bits,
-    encode_matrix,
-    encode_rows,
     rows_wire_bits,
 )
-from narrowcast.algorithms.codecs.sparsify import memory_of_rows, with_memory_of_rows
-from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult, sum_rows
 from narrowcast.algorithms.local_training.negatives import SharedNegatives
-from narrowcast.algorithms.local_training.ratings import Factors, FactorUpdates, local_updates
-from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.factorisation import ROW_FACTORS
 from narrowcast.platform.models.model import USER_FACTORS
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
+from narrowcast.platform.types import BoolArray, ChunkResult, IntArray, LocalUpdates
 
 Rows = NDArray[np.float32]
 RowCoding = Coding[RowUpdate, Rows]
@@ -101,29 +86,6 @@ class RowView:
 def row_coding(codec: Codec, layout: RowLayout, first_levels: IntArray | None = None) -> RowCoding:
     """Return how rows are coded: the touched ones alone, or the whole matrix."""
     return Coding(codec, send_touched_rows if layout == "touched" else send_whole_matrix, first_levels)
-
-
-def send_touched_rows(update: RowUpdate, encoder: ClientEncoder) -> Sent[Rows] | None:
-    """Send the touched rows; the codec's memory of the other rows stays as it is."""
-    before = memory_of_rows(encoder.state, update.rows)
-    fitting = encode_rows(replace(encoder, state=before), update)
-    if fitting is None:
-        return None
-    payload, after = fitting
-    _, received = decode_rows(
-        *(encoder.codec, payload.to_bytes(), update.n_rows, update.values.shape[1], encoder.key), likely=update.likely
-    )
-    return Sent(payload.wire_bits(), received, with_memory_of_rows(encoder.state, update.rows, after))
-
-
-def send_whole_matrix(update: RowUpdate, encoder: ClientEncoder) -> Sent[Rows] | None:
-    """Send the whole matrix; the decoded values of untouched rows are dropped, and the client keeps no codec state."""
-    n_rows, columns = update.n_rows, update.values.shape[1]
-    payload = encode_matrix(encoder, update.rows, update.values, n_rows, update.positives)
-    if payload is None:
-        return None
-    _, received = decode_matrix(encoder.codec, payload.to_bytes(), n_rows, columns, encoder.key)
-    return Sent(payload.wire_bits(), received, {})
 
 
 TrainRows = Callable[[NDArray[np.float32], bool], FusedResult]
@@ -237,100 +199,3 @@ def _local_updates(cohort: RowCohort, result: FusedResult) -> LocalUpdates:
         examples=n_samples * training.epochs,
         steps=-(-n_samples // training.step_samples(n_samples)) * training.epochs,
     )
-
-
-@dataclass(frozen=True)
-class FactorUploads:
-    """The upload of clients' changes of W: its layout and its codec."""
-
-    codec: Codec
-    layout: RowLayout
-
-    def init_state(self, n_clients: int, row_factors: Factors) -> Arrays:
-        """Return the codec's state on every client before round 1, [U, ...]."""
-        name = ROW_FACTORS if self.layout == "all" else LIKELY
-        return init_codec_state(self.codec.stages, n_clients, {name: row_factors})
-
-    def plain_bits(self, row_factors: Factors, n_rows: IntArray) -> IntArray:
-        """Return the size of uploads without a codec, of clients with so many rows, [C]."""
-        if self.layout == "all":
-            return np.full(len(n_rows), dense_wire_bits(row_factors.size, row_factors.dtype))
-        n_items, rank = row_factors.shape
-        return rows_wire_bits(n_rows=n_items, sent_rows=n_rows, rank=rank, layout="touched", mask=True)
-
-    def send(
-        self, chunk: Chunk, task: Task, row_factors: Factors, updates: FactorUpdates, weights: FloatArray
-    ) -> ChunkResult:
-        """Send the changes of clients with a weight [C], and add them up by their weights.
-
-        A client of weight 0 sends nothing, and keeps what it learnt of its own columns.
-        """
-        began = time.perf_counter()
-        sends = (weights > 0) & (task.data.examples[chunk.clients] > 0)
-        if self.codec.stages:
-            wire: Any = self._send_matrix if self.layout == "all" else send_touched_rows
-            view = _View(self.layout, chunk, task, row_factors, updates, weights, sends)
-            codec = self.codec.of(dtype_of({ROW_FACTORS: row_factors}))
-            uploads, total = send_each(chunk, task, Coding(codec, wire), view), view.total
-        else:
-            bits = self.plain_bits(row_factors, np.diff(updates.row_starts))
-            sends = sends & chunk.affords(bits)
-            delivered = sends & updates.finite & chunk.arrives()
-            uploads = Uploads(np.where(sends, bits, 0), delivered, updates.finite, {})
-            total, _ = sum_rows(
-                *(len(row_factors), updates.rows, updates.row_starts, updates.changes, weights, delivered),
-                dtype=row_factors.dtype,
-            )
-        weight = np.array(weights[uploads.delivered].sum(), dtype=np.float64)
-        partial = TensorSum({ROW_FACTORS: total}, weight).arrays()
-        return chunk_result(chunk, local_updates(updates, {}), uploads, partial).encoded_since(began)
-
-    @staticmethod
-    def _send_matrix(update: TensorUpdate, encoder: ClientEncoder) -> Sent[Factors] | None:
-        sent = send_coded_tensors(update, encoder)
-        return None if sent is None else Sent(sent.bits, np.asarray(sent.received[ROW_FACTORS]), sent.state)
-
-
-@dataclass(frozen=True)
-class _View:
-    """The changes of W client by client; what the server decodes is added to `total` [N, K] by the clients' weights."""
-
-    layout: RowLayout
-    chunk: Chunk
-    task: Task
-    row_factors: Factors
-    updates: FactorUpdates
-    weights: FloatArray
-    sends: BoolArray
-    total: NDArray[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "total", np.zeros_like(self.row_factors))
-
-    @property
-    def finite(self) -> BoolArray:
-        """The clients whose training stayed finite, [C]."""
-        return self.updates.finite
-
-    @property
-    def ranks(self) -> None:
-        """None: these updates have no rank."""
-
-    def take(self, index: int) -> TensorUpdate | RowUpdate:
-        """Return one client's whole matrix of changes, or its rows."""
-        rows, changes = self.updates.of_client(index)
-        examples = int(self.task.data.examples[self.chunk.clients[index]])
-        if self.layout == "touched":
-            return RowUpdate(rows, changes, len(self.row_factors), examples)
-        matrix = np.zeros_like(self.row_factors)
-        matrix[rows] = changes
-        return TensorUpdate({ROW_FACTORS: matrix}, examples, 0)
-
-    def put(self, index: int, received: Factors) -> None:
-        """Add what the server decoded of one client, unless its upload is lost."""
-        if self.chunk.lost is not None and self.chunk.lost[index]:
-            return
-        if self.layout == "touched":
-            self.total[self.updates.of_client(index)[0]] += self.weights[index] * received
-        else:
-            self.total[...] += self.weights[index] * received

@@ -19,10 +19,11 @@ from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.codecs.sparsify import nonzero_rows
+from narrowcast.algorithms.local_training.factorisation_kernels import sum_rows
 from narrowcast.platform.compiled import compiled, read_only
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, PrefixedArrays
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, PrefixedArrays, RowChanges
 
 Weights = Annotated[Literal["examples", "equal"], Field(description="weights of the clients in the mean")]
 """A client's weight in the mean of tensors: its training examples, as in FedAvg, or 1."""
@@ -171,6 +172,26 @@ class TensorSum:
     def means(self) -> dict[str, NDArray[Any]]:
         """Return the weighted mean of every tensor."""
         return {name: self.mean(name) for name in self.tensors}
+
+
+Summand = NDArray[Any] | RowChanges
+"""Values of each client [C, ...] that are added up, or changes of some rows of a tensor."""
+
+
+def sum_of_rows(changes: RowChanges, weight: NDArray[Any], delivered: BoolArray) -> NDArray[Any]:
+    """Return sum_u w_u change_u [n_rows, k] over the clients that delivered, in the type of the changes.
+
+    Shapes: weight and delivered [C]. A product is rounded to the wider type of weight and change.
+    """
+    if changes.total is not None:
+        return changes.total
+    order = slice(None) if changes.order is None else changes.order
+    counted = delivered[order] & (weight[order] != 0)
+    total, _ = sum_rows(
+        *(changes.n_rows, changes.rows, changes.row_starts, changes.values, weight[order], counted),
+        dtype=changes.values.dtype,
+    )
+    return total
 
 
 def stale_sum(partial: Arrays, factor: float) -> Arrays:

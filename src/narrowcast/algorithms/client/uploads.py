@@ -1,8 +1,6 @@
-"""Uploads of a chunk of clients, one by one: encode, decode, account, and add up.
+"""Uploads of a chunk of clients, one by one: encode within the budget, decode, account; and the chunk's result.
 
-The loop over the clients of a chunk: encode within the budget, decode, account; and the chunk's result.
-
-Uploads that are whole tensors: train a chunk, send each client's tensors, and add them up.
+A client sends whole tensors, or the rows of a tensor that it changed.
 
 Parts of a flat mapping of arrays, each under a prefix of its own: a server state, client states, a partial sum.
 """
@@ -12,14 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, Stage, UnsendableUpdateError
-from narrowcast.algorithms.codecs.messages import CodedTensors, TensorUpdate, dense_wire_bits, encode_tensors
+from narrowcast.algorithms.codecs.messages import (
+    CodedTensors,
+    LikelyRows,
+    RowLayout,
+    RowUpdate,
+    TensorUpdate,
+    decode_matrix,
+    decode_rows,
+    dense_wire_bits,
+    encode_matrix,
+    encode_rows,
+    encode_tensors,
+    rows_wire_bits,
+)
+from narrowcast.algorithms.codecs.sparsify import memory_of_rows, with_memory_of_rows
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.seeds import stream_keys
@@ -33,6 +45,7 @@ from narrowcast.platform.types import (
     IntArray,
     LocalUpdates,
     PrefixedArrays,
+    RowChanges,
     all_finite,
 )
 
@@ -206,6 +219,9 @@ def where_client(chosen: BoolArray, values: NDArray[Any], others: NDArray[Any]) 
 
 Tensors = Arrays
 TensorCoding = Coding[TensorUpdate, Tensors]
+RowCoding = Coding[RowUpdate, NDArray[np.float32]]
+AnyCoding = TensorCoding | RowCoding
+"""The coding of a message: of its tensors, or of its rows."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +240,7 @@ class TensorView:
     """Each client's changes [C, ...], in the columns that it sends; `received` has the same shapes.
 
     Shapes: examples [C], which are sent with the tensors; finite, sends and ranks [C]. The rank is sent too if the
-    client's columns depend on it.
+    client's columns depend on it. `rows` are changes of tensors that are sent whole, made one client at a time.
     """
 
     changes: Tensors
@@ -233,16 +249,19 @@ class TensorView:
     sends: BoolArray
     columns: Columns | None = None
     ranks: IntArray | None = None
+    rows: Mapping[str, RowChanges] = field(default_factory=dict)
     received: dict[str, NDArray[Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        dtype = dtype_of(self.changes)
-        zeros = {name: np.zeros(values.shape, dtype) for name, values in self.changes.items()}
-        object.__setattr__(self, "received", zeros)
+        shapes = {name: values.shape for name, values in self.changes.items()}
+        shapes |= {name: (len(self.sends), part.n_rows, *part.values.shape[1:]) for name, part in self.rows.items()}
+        dtype = dtype_of({**self.changes, **{name: part.values for name, part in self.rows.items()}})
+        object.__setattr__(self, "received", {name: np.zeros(shape, dtype) for name, shape in shapes.items()})
 
     def take(self, index: int) -> TensorUpdate:
         """Return one client's tensors in its own columns."""
         tensors = {name: values[index][self._own(name, index)] for name, values in self.changes.items()}
+        tensors |= {name: part.matrix(index) for name, part in self.rows.items()}
         rank = 0 if self.columns is None else int(self.columns.ranks[index])
         return TensorUpdate(tensors, int(self.examples[index]), rank)
 
@@ -257,6 +276,71 @@ class TensorView:
             if self.columns is None or name not in self.columns.masks
             else (slice(None), self.columns.masks[name][index])
         )
+
+
+@dataclass(frozen=True)
+class RowView:
+    """Each client's rows of the changes, in the columns that it sends; `received` has the same shape [R, k].
+
+    Shapes: examples [C], which are sent with the rows; columns [C, k], None for all; finite, sends and ranks [C].
+    `likely`, if the receiver expects rows, gives those of the client at a place of the chunk.
+    """
+
+    changes: RowChanges
+    examples: IntArray
+    finite: BoolArray
+    sends: BoolArray
+    columns: BoolArray | None = None
+    ranks: IntArray | None = None
+    likely: Callable[[int], LikelyRows] | None = None
+    received: NDArray[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "received", np.zeros_like(self.changes.values))
+
+    def take(self, index: int) -> RowUpdate:
+        """Return one client's rows in its own columns."""
+        rows, values = self.changes.of_client(index)
+        likely = None if self.likely is None else self.likely(index)
+        return RowUpdate(rows, values[:, self._own(index)], self.changes.n_rows, int(self.examples[index]), likely)
+
+    def put(self, index: int, received: NDArray[Any]) -> None:
+        """Store the rows that the server decoded of one client."""
+        self.received[self.changes.span(index), self._own(index)] = received
+
+    def _own(self, index: int) -> IntArray | slice:
+        """Return the columns that a client sends; a slice, which copies nothing, if these are all."""
+        if self.columns is None or self.columns[index].all():
+            return slice(None)
+        return np.flatnonzero(self.columns[index])
+
+
+def row_coding(codec: Codec, layout: RowLayout) -> RowCoding:
+    """Return how rows are coded: the touched ones alone, or the whole matrix."""
+    return Coding(codec, send_touched_rows if layout == "touched" else send_whole_matrix)
+
+
+def send_touched_rows(update: RowUpdate, encoder: ClientEncoder) -> Sent[NDArray[np.float32]] | None:
+    """Send the touched rows; the codec's memory of the other rows stays as it is."""
+    before = memory_of_rows(encoder.state, update.rows)
+    fitting = encode_rows(replace(encoder, state=before), update)
+    if fitting is None:
+        return None
+    payload, after = fitting
+    _, received = decode_rows(
+        *(encoder.codec, payload.to_bytes(), update.n_rows, update.values.shape[1], encoder.key), likely=update.likely
+    )
+    return Sent(payload.wire_bits(), received, with_memory_of_rows(encoder.state, update.rows, after))
+
+
+def send_whole_matrix(update: RowUpdate, encoder: ClientEncoder) -> Sent[NDArray[np.float32]] | None:
+    """Send the whole matrix; the decoded values of untouched rows are dropped, and the client keeps no codec state."""
+    n_rows, columns = update.n_rows, update.values.shape[1]
+    payload = encode_matrix(encoder, update.rows, update.values, n_rows, update.positives)
+    if payload is None:
+        return None
+    _, received = decode_matrix(encoder.codec, payload.to_bytes(), n_rows, columns, encoder.key)
+    return Sent(payload.wire_bits(), received, {})
 
 
 def send_coded_tensors(update: TensorUpdate, encoder: ClientEncoder) -> Sent[Tensors] | None:
@@ -284,20 +368,60 @@ class Message:
     """The message of each client: tensors [C, ...], through the codec if there is one, and numbers beside them.
 
     Shapes: numbers [C] each, of 32 bits if they are whole, otherwise of the tensors' type; sends [C], the clients that
-    have something to send, None for those with examples; max_ranks [C], bounds on ranks that the wire chooses.
-    `columns` are those that clients send of some tensors, None for all; clients of rank 0 send nothing.
+    have something to send, None for those with examples; max_ranks [C], bounds on ranks that the wire chooses; levels
+    [C], those that the codec tries first, None for its own. `columns` are those that clients send of some tensors, None
+    for all; clients of rank 0 send nothing.
+
+    `rows` are changes of some rows of tensors, sent as `layout` says: `tensor`, as a whole tensor beside the others,
+    zeros included; or as the only one of the message, `touched`, the changed rows and which they are, or `all`, every
+    row, and with `mask` which were changed. `likely` gives the rows that the receiver expects of the client at a place.
     """
 
-    tensors: Tensors
+    tensors: Tensors = field(default_factory=dict)
     numbers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     sends: BoolArray | None = None
     columns: Columns | None = None
     max_ranks: IntArray | None = None
+    levels: IntArray | None = None
+    rows: Mapping[str, RowChanges] = field(default_factory=dict)
+    layout: Literal["tensor", "touched", "all"] = "tensor"
+    mask: bool = True
+    likely: Callable[[int], LikelyRows] | None = None
+
+    @property
+    def values(self) -> Tensors:
+        """The values of tensors and of rows."""
+        return {**self.tensors, **{name: part.values for name, part in self.rows.items()}}
 
     @property
     def number_bits(self) -> int:
         """The size of one client's numbers."""
         return sum(bits_of_number(values, self.tensors) for values in self.numbers.values())
+
+    def plain_bits(self, n_clients: int) -> IntArray:
+        """Return the size of each client's tensors or rows without a codec, [C]."""
+        masks = {} if self.columns is None else self.columns.masks
+        if self.layout != "tensor":
+            ((name, changes),) = self.rows.items()
+            rank = masks[name].sum(axis=1) if name in masks else np.array(changes.values.shape[1])
+            return np.broadcast_to(row_bits(changes, rank, self.layout, mask=self.mask), n_clients)
+        whole = sum(prod(values.shape[1:]) for name, values in self.tensors.items() if name not in masks)
+        whole += sum(changes.n_rows * prod(changes.values.shape[1:]) for changes in self.rows.values())
+        n_values = np.full(n_clients, whole)
+        for name in masks.keys() & self.tensors.keys():
+            n_values += self.tensors[name].shape[1] * masks[name].sum(axis=1)
+        return dense_wire_bits(n_values, dtype_of(self.values))
+
+    def sent(self, chunk: Chunk, task: Task) -> BoolArray:
+        """Return the clients that have something to send, [C]."""
+        sends = task.data.examples[chunk.clients] > 0 if self.sends is None else self.sends
+        return sends if self.columns is None else sends & (self.columns.ranks > 0)
+
+
+def row_bits(changes: RowChanges, ranks: IntArray, layout: RowLayout, *, mask: bool) -> IntArray:
+    """Return the size of each client's rows in float32, known before the training; ranks and bits [C], or [C, ...]."""
+    sent_rows = changes.counts.reshape(-1, *[1] * (np.ndim(ranks) - 1))
+    return np.asarray(rows_wire_bits(n_rows=changes.n_rows, sent_rows=sent_rows, rank=ranks, layout=layout, mask=mask))
 
 
 def bits_of_number(number: NDArray[Any], tensors: Tensors) -> int:
@@ -310,32 +434,40 @@ def with_bits(bits: IntArray, more: int) -> IntArray:
     return np.where(bits > 0, bits + more, 0)
 
 
-def send_tensors(
-    chunk: Chunk, task: Task, message: Message, coding: TensorCoding, finite: BoolArray
-) -> tuple[Tensors, Uploads]:
-    """Send each client's message; return what the server decodes of its tensors [C, ...], and what was sent.
+def send_messages(
+    chunk: Chunk, task: Task, message: Message, coding: AnyCoding, finite: BoolArray
+) -> tuple[Tensors, Mapping[str, RowChanges], Uploads]:
+    """Send each client's message; return what the server decodes of its tensors and rows, and what was sent.
 
-    Clients without examples send nothing. A client whose budget does not allow its upload sends nothing and pays
-    nothing; one whose upload is lost has paid. `finite` [C] are the clients whose training stayed finite.
+    A client whose budget does not allow its upload sends nothing and pays nothing; one whose upload is lost has paid.
+    `finite` [C] are the clients whose training stayed finite. Rows that a client leaves out are decoded as NaN.
     """
-    limited = chunk.reserve_bits(message.number_bits)
-    examples = task.data.examples[chunk.clients]
-    sends = examples > 0 if message.sends is None else message.sends
-    if message.columns is not None:
-        sends = sends & (message.columns.ranks > 0)
-    if coding.codec.stages:
-        ranks = message.max_ranks if message.columns is None else message.columns.ranks
-        view = TensorView(message.tensors, examples, finite, sends, message.columns, ranks)
-        typed = replace(coding, codec=coding.codec.of(dtype_of(message.tensors)))
-        received: Tensors = view.received
-        uploads = send_each(limited, task, typed, view)
+    limited, sends = chunk.reserve_bits(message.number_bits), message.sent(chunk, task)
+    tensors, rows = message.tensors, message.rows
+    if not coding.codec.stages:
+        uploads = _send_plain(limited, message, sends, finite)
     else:
-        received, uploads = message.tensors, _send_whole(limited, message.tensors, message.columns, sends, finite)
-    return received, replace(uploads, bits=with_bits(uploads.bits, message.number_bits))
+        examples, columns = task.data.examples[chunk.clients], message.columns
+        typed: Any = replace(coding, codec=coding.codec.of(dtype_of(message.values)), first_levels=message.levels)
+        ranks = message.max_ranks if columns is None else columns.ranks
+        if message.layout == "tensor":
+            view = TensorView(tensors, examples, finite, sends, columns, ranks, rows)
+            uploads = send_each(limited, task, typed, view)
+            tensors = {name: view.received[name] for name in tensors}
+            rows = {name: RowChanges.whole(view.received[name]) for name in rows}
+        else:
+            ((name, changes),) = rows.items()
+            own = None if columns is None else columns.masks.get(name)
+            of_rows = RowView(changes, examples, finite, sends, own, ranks, message.likely)
+            uploads = send_each(limited, task, typed, of_rows)
+            rows = {name: replace(changes, values=of_rows.received)}
+    return tensors, rows, replace(uploads, bits=with_bits(uploads.bits, message.number_bits))
 
 
 def finite_clients(updates: LocalUpdates, sent: Tensors) -> BoolArray:
     """Return the clients whose training, and the tensors that they send, stayed finite, [C]."""
+    if updates.finite is not None:
+        return updates.finite
     finite = np.isfinite(updates.loss)
     others = () if sent is updates.changes else sent.values()
     arrays = (*updates.changes.values(), *updates.state.values(), *others)
@@ -345,16 +477,9 @@ def finite_clients(updates: LocalUpdates, sent: Tensors) -> BoolArray:
     return finite
 
 
-def _send_whole(
-    chunk: Chunk, changes: Tensors, columns: Columns | None, sends: BoolArray, finite: BoolArray
-) -> Uploads:
+def _send_plain(chunk: Chunk, message: Message, sends: BoolArray, finite: BoolArray) -> Uploads:
     """Send all values as they are; an update that is not finite is sent and paid for, and does not count."""
-    masks = {} if columns is None else columns.masks
-    whole = sum(prod(values.shape[1:]) for name, values in changes.items() if name not in masks)
-    n_values = np.full(len(sends), whole)
-    for name in masks.keys() & changes.keys():
-        n_values += changes[name].shape[1] * masks[name].sum(axis=1)
-    bits = dense_wire_bits(n_values, dtype_of(changes))
+    bits = message.plain_bits(len(sends))
     sends = sends & chunk.affords(bits)
-    ranks = None if columns is None else columns.ranks
+    ranks = None if message.columns is None else message.columns.ranks
     return Uploads(np.where(sends, bits, 0), sends & finite & chunk.arrives(), finite, {}, ranks)

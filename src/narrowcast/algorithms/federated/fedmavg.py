@@ -15,33 +15,30 @@ Common part of algorithms whose clients keep the factors of their columns and se
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from narrowcast.algorithms.client.row_uploads import FactorUploads
-from narrowcast.algorithms.client.sums import SumLayout, TensorSum, add_up, tensor_sum_layout
-from narrowcast.algorithms.codecs.chain import Codec, Stages
-from narrowcast.algorithms.codecs.messages import RowLayout
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
+from narrowcast.algorithms.client.sums import SumLayout, TensorSum, tensor_sum_layout
+from narrowcast.algorithms.client.uploads import AnyCoding, Message, init_codec_state, row_coding
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.messages import LIKELY, RowLayout
 from narrowcast.algorithms.federated.downloads import Download, SizesDownloads
 from narrowcast.algorithms.federated.fedavg import model_of
 from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ROW_FACTORS, MaskedFactorisation
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, LocalUpdates
 
 
-class FactorAveraging(SizesDownloads, BaseModel, ABC):
+class FactorAveraging(SizesDownloads, ClientPass, ABC):
     """The server holds W [N, K]; a subclass says who sends with which weights, and how W moves by the sum."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     rows: RowLayout = "all"
-    codec: Stages = ()
     download: Download = None
 
     @property
@@ -72,10 +69,6 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
                 "use download.rows = all"
             )
 
-    @property
-    def _uploads(self) -> FactorUploads:
-        return FactorUploads(Codec(self.codec), self.rows)
-
     def init(self, task: Task) -> Arrays:
         """Return W, and what downloads on a grid need."""
         model = task.initial_parameters()
@@ -84,18 +77,17 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
     def init_clients(self, task: Task) -> Arrays:
         """Return H [U, n, K], and the codec's state."""
         clients = task.model.init_clients(task.data, task.private_seed.value)
-        state = self._uploads.init_state(task.data.n_clients, np.asarray(task.initial_parameters()[ROW_FACTORS]))
-        return {**clients, **state} if self.codec else clients
+        if not self.codec:
+            return clients
+        name = ROW_FACTORS if self.rows == "all" else LIKELY
+        sent = {name: task.initial_parameters()[ROW_FACTORS]}
+        return {**clients, **init_codec_state(self.codec, task.data.n_clients, sent)}
 
     # Server half
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send W to every client of the round, or W on a grid."""
         return self.broadcast_model(model_of(server), server, task, round_index)
-
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums."""
-        return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the projection of the moved W onto its set; W as it is if no client sent."""
@@ -122,11 +114,29 @@ class FactorAveraging(SizesDownloads, BaseModel, ABC):
 
     # Client half
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train the chunk's clients on their columns, and send the changes of W of those that have a weight."""
-        row_factors, weights = np.asarray(model_of(broadcast)[ROW_FACTORS]), self.sending_weights(chunk, task)
-        updates = task.training.train_factors(row_factors, chunk, task, weights > 0)
-        return self._uploads.send(chunk, task, row_factors, updates, weights)
+    def local_updates(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalUpdates]:
+        """Train H of all clients on their columns, and W of those that send."""
+        moves = self.sending_weights(chunk, task) > 0
+        return [task.training.train_factors(np.asarray(model_of(broadcast)[ROW_FACTORS]), chunk, task, moves)]
+
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send the changes of W of clients with a weight, as a whole matrix or in the rows of their entries."""
+        del broadcast
+        sends = (self.sending_weights(chunk, task) > 0) & (task.data.examples[chunk.clients] > 0)
+        layout: Literal["tensor", "touched"] = "tensor" if self.rows == "all" else "touched"
+        return Message(sends=sends, rows=updates.rows, layout=layout)
+
+    def coding(self) -> AnyCoding:
+        """Return how the matrix, or its rows, are coded."""
+        return super().coding() if self.rows == "all" else row_coding(Codec(self.codec), self.rows)
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return the changes of W, with the clients' weights."""
+        del broadcast
+        weights = self.sending_weights(chunk, task)
+        # The weights of what a codec decodes are in float64, of what is sent as it is in the type of W.
+        rounded = weights if self.codec else weights.astype(arrived.rows[ROW_FACTORS].values.dtype)
+        return Contribution(arrived.rows, rounded, divisor=weights)
 
 
 class FedMAvg(FactorAveraging):

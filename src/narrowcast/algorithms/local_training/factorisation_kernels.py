@@ -299,7 +299,7 @@ def sum_rows(
         read_only(rows, np.int64),
         read_only(row_starts, np.int64),
         read_only(changes, dtype),
-        read_only(weights, dtype),
+        read_only(weights, weights.dtype),
         read_only(delivered, np.bool_),
         total,
         touched,

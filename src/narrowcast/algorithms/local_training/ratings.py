@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,50 +34,35 @@ from narrowcast.platform.data.partition import ClientIndex
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import COLUMN_FACTORS, ROW_FACTORS, ConstraintSet, MaskedFactorisation
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import (
+    Arrays,
+    BoolArray,
+    Chunk,
+    FloatArray,
+    IntArray,
+    LocalTerms,
+    LocalUpdates,
+    RowChanges,
+)
 
 Factors = NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True)
-class FactorUpdates:
-    """The result of a chunk: changes of W for clients that move it, in the rows of their entries, and the new H of all.
+def factor_updates(
+    changes: RowChanges, columns: Factors, loss: FloatArray, examples: IntArray, steps: IntArray
+) -> LocalUpdates:
+    """Return changes of W in the rows of the clients' training entries, and their new H.
 
-    Shapes: row_starts [C + 1], of each client's rows; rows [R] and changes [R, K]; columns [C, n, K], the new H;
-    loss [C], the mean squared error of the training entries before W moves; examples, steps and finite [C].
+    Shapes: columns [C, n, K]; loss [C], the mean squared error of the training entries before W moves; examples and
+    steps [C].
     """
-
-    row_starts: IntArray
-    rows: IntArray
-    changes: Factors
-    columns: Factors
-    loss: FloatArray
-    examples: IntArray
-    steps: IntArray
-    finite: BoolArray
-
-    def of_client(self, index: int) -> tuple[IntArray, Factors]:
-        """Return the rows of one client and their changes."""
-        span = slice(int(self.row_starts[index]), int(self.row_starts[index + 1]))
-        return self.rows[span], self.changes[span]
-
-
-class TrainsFactors(Protocol):
-    """A `Training` of W and H by observed entries."""
-
-    def train_factors(self, row_factors: Factors, chunk: Chunk, task: Task, moves: BoolArray) -> FactorUpdates:
-        """Train H of all clients of a chunk, and W for those that `moves` names, [C]."""
-        ...
-
-
-def finite_updates(row_starts: IntArray, changes: Factors, columns: Factors, loss: FloatArray) -> BoolArray:
-    """Return the clients whose factors stayed finite, [C]."""
     finite = np.isfinite(loss) & np.isfinite(columns).all(axis=(1, 2))
-    wrong = ~np.isfinite(changes).all(axis=1)
+    wrong = ~np.isfinite(changes.values).all(axis=1)
     if wrong.any():
-        clients = np.repeat(np.arange(len(finite)), np.diff(row_starts))
+        clients = np.repeat(np.arange(len(finite)), np.diff(changes.row_starts))
         finite &= np.bincount(clients[wrong], minlength=len(finite)) == 0
-    return finite
+    state, rows = {COLUMN_FACTORS: columns}, {ROW_FACTORS: changes}
+    return LocalUpdates({}, state, loss, examples, steps, rows=rows, finite=finite)
 
 
 def only_masked_factorisation(kind: str, task: Task) -> None:
@@ -123,29 +108,11 @@ class FactorChunk:
         first, last = self.entries.starts[self.entries.clients[index] :][:2].tolist()
         return self.entries.values[first:last].reshape(-1, len(self.entries.row_factors))
 
-    def no_changes(self) -> Factors:
-        """Return zeros [R, K]."""
+    def no_changes(self) -> RowChanges:
+        """Return changes of W that are zeros."""
         w = self.entries.row_factors
-        return np.zeros((len(self.change_rows), w.shape[1]), dtype=w.dtype)
-
-
-def dense_updates(training: TrainsFactors, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
-    """Train all clients of a chunk; return the changes of every row of W [C, N, K]."""
-    if terms != LocalTerms():
-        raise UserError("training of masked_factorisation takes no terms of an algorithm; use algorithm.kind = fedmavg")
-    row_factors = np.asarray(server[ROW_FACTORS])
-    updates = training.train_factors(row_factors, chunk, task, np.ones(len(chunk.clients), dtype=bool))
-    changes = np.zeros((len(chunk.clients), *row_factors.shape), dtype=row_factors.dtype)
-    for index in range(len(chunk.clients)):
-        rows, values = updates.of_client(index)
-        changes[index, rows] = values
-    return local_updates(updates, {ROW_FACTORS: changes})
-
-
-def local_updates(updates: FactorUpdates, changes: Arrays) -> LocalUpdates:
-    """Return what clients learnt, with these changes of W."""
-    state = {COLUMN_FACTORS: updates.columns}
-    return LocalUpdates(changes, state, updates.loss, updates.examples, updates.steps)
+        zeros = np.zeros((len(self.change_rows), w.shape[1]), dtype=w.dtype)
+        return RowChanges(self.change_rows, self.change_starts, zeros, len(w))
 
 
 class FactorTraining(Training, Section):
@@ -172,10 +139,16 @@ class FactorTraining(Training, Section):
 
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
         """Train all clients of the chunk; `changes` [C, N, K] are zero in rows without entries of the client."""
-        return dense_updates(self, server, chunk, task, terms)
+        if terms != LocalTerms():
+            raise UserError(
+                "training of masked_factorisation takes no terms of an algorithm; use algorithm.kind = fedmavg"
+            )
+        everyone = np.ones(len(chunk.clients), dtype=bool)
+        updates = self.train_factors(np.asarray(server[ROW_FACTORS]), chunk, task, everyone)
+        return replace(updates, changes={name: rows.dense() for name, rows in updates.rows.items()}, rows={})
 
     @abstractmethod
-    def train_factors(self, row_factors: Factors, chunk: Chunk, task: Any, moves: BoolArray) -> FactorUpdates:
+    def train_factors(self, row_factors: Factors, chunk: Chunk, task: Any, moves: BoolArray) -> LocalUpdates:
         """Train H of all clients of a chunk, and W for those that `moves` names, [C]."""
 
 
@@ -228,16 +201,17 @@ class AlternatingGradient(FactorTraining):
         chunk: Chunk,
         task: Task[RatingMatrix, AlternatingGradient],
         moves: BoolArray,
-    ) -> FactorUpdates:
+    ) -> LocalUpdates:
         """Train H of all clients of a chunk, and W for those that `moves` names, [C]."""
         model = task.model
         assert isinstance(model, MaskedFactorisation)
         factor_chunk = FactorChunk.of(row_factors, chunk, task, moves)
         columns = np.array(chunk.state[COLUMN_FACTORS], dtype=row_factors.dtype)
-        steps, changes = self.w_steps_in(chunk.round_index), factor_chunk.no_changes()
+        steps, moved = self.w_steps_in(chunk.round_index), factor_chunk.no_changes()
+        changes = moved.values
         loss, heaviest = np.empty(len(chunk.clients)), np.empty(len(chunk.clients))
         move = self._move_by_products if task.data.is_complete else self._move_columns
-        with np.errstate(over="ignore", invalid="ignore"):  # a client that diverges is found by `finite_updates`
+        with np.errstate(over="ignore", invalid="ignore"):  # a client that diverges is found by `factor_updates`
             columns = move(factor_chunk, columns, task, model.h_set, loss, heaviest)
             grams = np.einsum("cja,cjb->cab", columns, columns)
             constants = np.minimum(largest_eigenvalues(grams), heaviest)
@@ -261,16 +235,7 @@ class AlternatingGradient(FactorTraining):
                 )
         examples = task.data.examples[chunk.clients]
         passes = self.h_steps + np.where(moves, steps, 0)
-        return FactorUpdates(
-            row_starts=factor_chunk.change_starts,
-            rows=factor_chunk.change_rows,
-            changes=changes,
-            columns=columns,
-            loss=loss,
-            examples=examples * passes,
-            steps=np.where(examples > 0, passes, 0),
-            finite=finite_updates(factor_chunk.change_starts, changes, columns, loss),
-        )
+        return factor_updates(moved, columns, loss, examples * passes, np.where(examples > 0, passes, 0))
 
     def _move_columns(
         self,
@@ -368,7 +333,7 @@ class RatingSGD(FactorTraining):
 
     def train_factors(
         self, row_factors: Factors, chunk: Chunk, task: Task[RatingMatrix, RatingSGD], moves: BoolArray
-    ) -> FactorUpdates:
+    ) -> LocalUpdates:
         """Train H of all clients of a chunk, and return the steps of W of those that `moves` names, [C]."""
         factor_chunk = FactorChunk.of(row_factors, chunk, task, moves)
         columns = np.array(chunk.state[COLUMN_FACTORS], dtype=row_factors.dtype)
@@ -381,10 +346,7 @@ class RatingSGD(FactorTraining):
             loss,
             moves,
             factor_chunk.change_starts,
-            changes,
+            changes.values,
         )
         examples = task.data.examples[chunk.clients]
-        finite = finite_updates(factor_chunk.change_starts, changes, columns, loss)
-        return FactorUpdates(
-            factor_chunk.change_starts, factor_chunk.change_rows, changes, columns, loss, examples, examples, finite
-        )
+        return factor_updates(changes, columns, loss, examples, examples)
