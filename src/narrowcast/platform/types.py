@@ -295,7 +295,7 @@ class RowChanges:
     Shapes: rows [R], ascending in each client; values [R, k]; row_starts [C + 1], where each client's rows begin.
     `order` [C] are the places in the chunk of the clients whose rows follow each other; None if it is the chunk's.
     `total` [n_rows, k] is the weighted sum over the clients whose changes will arrive, if the training was told so
-    much and added them up; it then kept no values.
+    much and added them up; it then kept no values. columns [C, k] are those that each client sends; None for all.
     """
 
     rows: IntArray
@@ -303,6 +303,7 @@ class RowChanges:
     values: NDArray[Any]
     n_rows: int
     order: IntArray | None = None
+    columns: BoolArray | None = None
     total: NDArray[Any] | None = None
 
     @classmethod

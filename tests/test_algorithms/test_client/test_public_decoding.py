@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from chains import CHAINS
-from narrowcast.algorithms.client.row_uploads import RowView
-from narrowcast.algorithms.client.uploads import send_coded_tensors, send_touched_rows, send_whole_matrix
+from narrowcast.algorithms.client.uploads import RowView, send_coded_tensors, send_touched_rows, send_whole_matrix
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.messages import (
@@ -25,6 +25,7 @@ from narrowcast.algorithms.codecs.messages import (
     encode_tensors,
 )
 from narrowcast.algorithms.codecs.sparsify import memory_of_rows
+from narrowcast.algorithms.federated.fedmf import likely_rows
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.negatives import SharedNegatives
 from narrowcast.platform.config.catalog import CODECS
@@ -53,10 +54,13 @@ def keys(task: Task) -> list[int]:
 
 def view_of(task: Task) -> RowView:
     users = task.model.init_clients(task.data, task.private_seed.value)
-    cohort = RowCohort.draw(Chunk(ROUND, 0, EVERYONE, {USER_FACTORS: users[USER_FACTORS]}), task)
+    chunk = Chunk(ROUND, 0, EVERYONE, {USER_FACTORS: users[USER_FACTORS]})
+    cohort = RowCohort.draw(chunk, task)
     changes = np.random.default_rng(0).standard_normal((len(cohort.samples.row_items), COLUMNS)).astype(np.float32)
-    everything = np.ones((len(EXAMPLES), COLUMNS), dtype=bool)
-    return RowView(cohort, changes, everything, np.ones(len(EXAMPLES), dtype=bool))
+    everyone = np.ones(len(EXAMPLES), dtype=bool)
+    likely = partial(likely_rows, chunk, task) if task.training.shared_negatives else None
+    rows = replace(cohort.rows, values=changes)
+    return RowView(rows, task.data.examples, everyone, everyone, likely=likely)
 
 
 def likely_of(task: Task, client: int) -> Any:

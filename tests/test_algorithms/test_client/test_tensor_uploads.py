@@ -17,7 +17,6 @@ from narrowcast.algorithms.client.uploads import (
     finite_clients,
     init_codec_state,
     send_messages,
-    tensor_coding,
 )
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
@@ -50,7 +49,7 @@ def sent(chunk: Chunk, task: Task, changes: Arrays, codec: Codec) -> tuple[Array
     """Send the changes of clients that have learnt nothing for themselves."""
     ones = np.ones(len(chunk.clients), dtype=np.int64)
     finite = finite_clients(LocalUpdates(changes, {}, np.zeros(len(ones)), ones, ones), changes)
-    tensors, _, uploads = send_messages(chunk, task, Message(changes), tensor_coding(codec), finite)
+    tensors, _, uploads = send_messages(chunk, task, Message(changes), codec, finite)
     return tensors, uploads
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coded_round import COARSE, EXAMPLES, FINE, train
+from narrowcast.algorithms.client.sums import ROWS, WEIGHT
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.low_rank import SVD
@@ -81,8 +82,8 @@ def test_likely_rows_are_nearly_all_that_a_client_draws() -> None:
 @pytest.mark.parametrize("kind", ALGORITHMS, ids=lambda kind: kind.__name__)
 def test_a_fine_codec_changes_nothing_but_the_bits(kind: Any) -> None:
     plain, fine = train(kind()), train(kind(codec=FINE))
-    scale = np.abs(plain.partial["sum"]).max()
-    assert np.abs(fine.partial["sum"] - plain.partial["sum"]).max() < 1e-3 * scale
+    scale = np.abs(plain.partial[ROWS]).max()
+    assert np.abs(fine.partial[ROWS] - plain.partial[ROWS]).max() < 1e-3 * scale
     assert np.array_equal(fine.partial["weight"], plain.partial["weight"])
     assert np.array_equal(fine.state["user_factors"], plain.state["user_factors"])
     assert (fine.ledger.uplink_bits < plain.ledger.uplink_bits).all()
@@ -113,15 +114,15 @@ def test_a_lost_upload_is_paid_for_and_not_summed(kind: Any, codec: Any, aggrega
     assert lost.ledger.delivered.tolist() == [True, False, True, True, False, True]
     assert np.array_equal(lost.state["user_factors"], whole.state["user_factors"])
     only = train(algorithm, lost=np.array([True, False, True, True, False, True]))
-    for name in ("sum", "weight"):
+    for name in (ROWS, WEIGHT):
         assert np.allclose(lost.partial[name] + only.partial[name], whole.partial[name], atol=1e-5)
 
 
 def test_each_component_is_divided_by_those_who_sent_it() -> None:
     algorithm = SCoLR(aggregation="per_component_mean")
     result = train(algorithm)
-    assert result.partial["weight"].shape == result.partial["sum"].shape
-    assert (result.partial["sum"][result.partial["weight"] == 0] == 0).all()
+    assert result.partial["weight"].shape == result.partial[ROWS].shape
+    assert (result.partial[ROWS][result.partial["weight"] == 0] == 0).all()
     assert len(set(result.ledger.rank.tolist())) > 1
     per_client = [train(algorithm, lost=np.arange(6) != client) for client in range(6)]
     assert np.array_equal(sum(each.partial["weight"] for each in per_client), result.partial["weight"])
@@ -141,7 +142,7 @@ def test_a_memory_waits_for_its_rows() -> None:
     plain = FedMF().train(broadcast, Chunk(1, 0, clients, {"user_factors": state["user_factors"]}), task)
     first = algorithm.train(broadcast, Chunk(1, 0, clients, state), task)
     owed = first.state[memory].sum(axis=0)
-    assert np.allclose(owed + first.partial["sum"], plain.partial["sum"], atol=1e-5)
+    assert np.allclose(owed + first.partial[ROWS], plain.partial[ROWS], atol=1e-5)
     assert np.abs(owed).max() > 0
     untouched = first.partial["weight"][:, 0] == 0
     assert not owed[untouched].any()
@@ -170,4 +171,4 @@ def test_an_update_that_is_not_finite_is_not_sent(monkeypatch: pytest.MonkeyPatc
     result = train(CoLR(codec=COARSE))
     assert result.ledger.delivered.sum() == 5
     assert result.ledger.uplink_bits[~result.ledger.delivered].tolist() == [0]
-    assert np.isfinite(result.partial["sum"]).all()
+    assert np.isfinite(result.partial[ROWS]).all()

@@ -1,25 +1,23 @@
 """The payload of rows: its weight, its way there and back, hostile bytes, and what a server can do with it."""
 
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narrowcast.algorithms.client.row_uploads import RowCall, train_and_send_rows
-from narrowcast.algorithms.client.sums import Aggregation
-from narrowcast.algorithms.codecs.messages import RowLayout, RowsPayload
+from narrowcast.algorithms.client.sums import ROWS
+from narrowcast.algorithms.codecs.messages import RowsPayload
 from narrowcast.algorithms.codecs.wire import HEADER_BYTES, MessageHeader, MessageKind, varint
-from narrowcast.algorithms.federated import fedmf
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
+from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.models.model import ITEM_FACTORS
-from narrowcast.platform.types import Chunk, ChunkResult, PayloadError
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, PayloadError
 from per_client import Array, make_task, synthetic
 
 always_the_same = settings(derandomize=True, max_examples=200, deadline=None, database=None)
@@ -153,7 +151,7 @@ def test_the_server_gets_the_partial_sum_from_the_bytes_that_the_ledger_counts(
     result, packed = train_and_pack(ALGORITHMS[name], monkeypatch)
     ledger, n_items = result.ledger, 150
     assert sum(data is None for data in packed) == (2 if name.startswith("scolr") else 0)
-    total, weight = np.zeros_like(result.partial["sum"]), np.zeros((n_items, 1))
+    total, weight = np.zeros_like(result.partial[ROWS]), np.zeros((n_items, 1))
     for place, data in enumerate(packed):
         assert ledger.uplink_bits[place] == (0 if data is None else 8 * len(data))
         assert ledger.delivered[place] == (data is not None)
@@ -170,7 +168,7 @@ def test_the_server_gets_the_partial_sum_from_the_bytes_that_the_ledger_counts(
         else:
             total[np.ix_(payload.rows, columns)] += payload.values
             weight[payload.rows] += 1
-    assert np.allclose(total, result.partial["sum"], rtol=1e-5, atol=1e-6)
+    assert np.allclose(total, result.partial[ROWS], rtol=1e-5, atol=1e-6)
     assert total.any()
     assert np.array_equal(weight, np.broadcast_to(result.partial["weight"], weight.shape))
 
@@ -180,25 +178,21 @@ def train_and_pack(
 ) -> tuple[ChunkResult, list[bytes | None]]:
     """Train a chunk; the bytes of each client that sends any, in the order of the chunk."""
     payloads: list[RowsPayload] = []
+    train = type(algorithm).trained
 
-    def recorded(call: RowCall, aggregation: Aggregation, layout: RowLayout) -> ChunkResult:
-        cohort = call.cohort
+    def recorded(
+        self: FedMF | CoLR | SCoLR, broadcast: Arrays, cohort: RowCohort, columns: Array, weights: Array, *, keep: bool
+    ) -> FusedResult:
+        kept = train(self, broadcast, cohort, columns, weights, keep=True)
+        assert kept.row_changes is not None
+        for place, client in enumerate(cohort.chunk.clients):
+            own = cohort.rows.span(place)
+            values, rows = kept.row_changes[own][:, columns[place]], cohort.samples.row_items[own]
+            examples, mask = int(cohort.task.data.examples[client]), self.aggregation == "per_item_mean"
+            payloads.append(RowsPayload(cohort.task.data.n_items, rows, values, self.row_layout, mask, examples))
+        return train(self, broadcast, cohort, columns, weights, keep=keep)
 
-        def keep(weights: Array, keep_changes: bool) -> FusedResult:
-            del keep_changes
-            result = call.train(weights, True)
-            assert result.row_changes is not None
-            mask = aggregation == "per_item_mean"
-            for place, client in enumerate(cohort.chunk.clients):
-                own = cohort.rows(place)
-                values, rows = result.row_changes[own][:, call.columns[place]], cohort.samples.row_items[own]
-                examples = int(cohort.task.data.examples[client])
-                payloads.append(RowsPayload(cohort.task.data.n_items, rows, values, layout, mask, examples))
-            return result
-
-        return train_and_send_rows(replace(call, train=keep), aggregation, layout)
-
-    monkeypatch.setattr(fedmf, "train_and_send_rows", recorded)
+    monkeypatch.setattr(type(algorithm), "trained", recorded)
     data = synthetic([3, 20, 1, 11, 8, 30])
     # from "not even rank 1" to "all five": a component weighs 32 bits for each row that is sent
     task = make_task(data, uplink=np.array([0.0, 10.0, 5200.0, 5500.0, 1e9, 7000.0]))

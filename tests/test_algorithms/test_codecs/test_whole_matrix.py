@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from narrowcast.algorithms.client.sums import ROWS
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, Stages
 from narrowcast.algorithms.codecs.messages import decode_matrix, encode_matrix
@@ -113,5 +114,5 @@ def test_a_diverged_mean_is_left_for_the_round_to_refuse() -> None:
     server = algorithm.init(task)
     broadcast = algorithm.broadcast(server, task, 1).arrays
     shape = np.asarray(server[ITEM_FACTORS]).shape
-    total = {"sum": np.full(shape, np.nan, dtype=np.float32), "weight": np.ones((shape[0], 1))}
+    total = {ROWS: np.full(shape, np.nan, dtype=np.float32), "weight": np.ones((shape[0], 1))}
     assert np.isnan(algorithm.step(server, broadcast, total, task, 1)[ITEM_FACTORS]).all()

@@ -11,6 +11,7 @@ from coded_round import COARSE, FINE, train
 from narrowcast.algorithms.channel.allocation import MinError
 from narrowcast.algorithms.channel.joint import STEPS, symbol_bits
 from narrowcast.algorithms.channel.regions import Independent
+from narrowcast.algorithms.client import sums
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.entropy import Entropy
@@ -88,8 +89,8 @@ def test_the_choice_is_that_of_a_search_over_all() -> None:
 def test_with_all_directions_and_fine_levels_it_is_fedmf(aggregation: Any) -> None:
     plain = train(FedMF(aggregation=aggregation))
     own = train(AdaptiveSVD(rank=8, codec=FINE, aggregation=aggregation))
-    scale = np.abs(plain.partial["sum"]).max()
-    assert np.abs(own.partial["sum"] - plain.partial["sum"]).max() < 1e-3 * scale
+    scale = np.abs(plain.partial[sums.ROWS]).max()
+    assert np.abs(own.partial[sums.ROWS] - plain.partial[sums.ROWS]).max() < 1e-3 * scale
     assert np.array_equal(own.partial["weight"], plain.partial["weight"])
     assert own.ledger.rank.max() <= 8
 
@@ -109,7 +110,7 @@ def test_the_server_adds_whole_rows_and_sends_no_basis() -> None:
     server = algorithm.init(task)
     sent = algorithm.broadcast(server, task, 1)
     assert set(sent.arrays) == {"item_factors"}
-    total = {"sum": np.ones((150, 8), dtype=np.float32), "weight": np.full((150, 1), 2.0)}
+    total = {sums.ROWS: np.ones((150, 8), dtype=np.float32), "weight": np.full((150, 1), 2.0)}
     after = algorithm.step(server, sent.arrays, total, task, 1)
     assert np.allclose(after["item_factors"] - server["item_factors"], 0.5)
     update = algorithm.broadcast(after, task, 2).update
@@ -146,8 +147,8 @@ def test_without_adaptation_an_upload_is_that_without_a_budget_or_none() -> None
     free = train(AdaptiveSVD(rank=2, codec=COARSE))
     fixed = AdaptiveSVD(rank=2, codec=COARSE, adapted=False)
     whole = train(fixed, budget_bits=free.ledger.uplink_bits)
-    assert np.array_equal(whole.partial["sum"], free.partial["sum"])
-    assert np.array_equal(train(fixed).partial["sum"], free.partial["sum"])
+    assert np.array_equal(whole.partial[sums.ROWS], free.partial[sums.ROWS])
+    assert np.array_equal(train(fixed).partial[sums.ROWS], free.partial[sums.ROWS])
     short = np.arange(6) % 2
     ledger = train(fixed, budget_bits=free.ledger.uplink_bits - short).ledger
     assert np.array_equal(ledger.uplink_bits, np.where(short, 0, free.ledger.uplink_bits))
@@ -183,7 +184,7 @@ def test_a_client_short_of_bits_sends_some_rows_and_only_these_count(choice: Any
     broadcast = whole.broadcast(whole.init(task), task, 1).arrays
     ample = np.full(12, 10**6)
     first, second = (each.train(broadcast, Chunk(1, 0, cohort, state, ample), task) for each in (whole, some))
-    assert np.array_equal(first.partial["sum"], second.partial["sum"])
+    assert np.array_equal(first.partial[sums.ROWS], second.partial[sums.ROWS])
     assert np.array_equal(first.partial["weight"], second.partial["weight"])
     budget = np.array([700, 1000, 100] * 4)
     short = some.train(broadcast, Chunk(1, 0, cohort, state, budget), task)
@@ -191,7 +192,7 @@ def test_a_client_short_of_bits_sends_some_rows_and_only_these_count(choice: Any
     assert short.ledger.delivered.tolist() == [True, True, False] * 4
     assert (short.ledger.uplink_bits > 0.6 * budget)[short.ledger.delivered].all()
     assert 0 < short.partial["weight"].sum() < 0.5 * first.partial["weight"].sum()
-    assert not short.partial["sum"][short.partial["weight"][:, 0] == 0].any()
+    assert not short.partial[sums.ROWS][short.partial["weight"][:, 0] == 0].any()
     told, more = whole.rate_distortion(task, cohort), some.rate_distortion(task, cohort)
     assert told is not None and more is not None
     assert (more.least_bits < 0.5 * told.least_bits).all()

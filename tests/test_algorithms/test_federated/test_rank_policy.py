@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.client.sums import RowSum
+from narrowcast.algorithms.client.sums import ROWS, RowSum
 from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, UniformRank
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
@@ -99,7 +99,7 @@ def test_a_client_that_affords_nothing_learns_but_is_not_counted(aggregation: st
     users = {USER_FACTORS: before[[0, 2, 3]]}
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
     three = algorithm.train(broadcast, Chunk(1, 0, np.array([0, 2, 3]), users), task)
-    assert relative_error(result.partial["sum"], three.partial["sum"]) <= 1e-6
+    assert relative_error(result.partial[ROWS], three.partial[ROWS]) <= 1e-6
     assert np.array_equal(result.partial["weight"], three.partial["weight"])
     assert not np.array_equal(everyone.partial["weight"], three.partial["weight"])
 
@@ -124,4 +124,4 @@ def test_a_round_in_which_nobody_affords_anything_leaves_the_model_alone() -> No
     assert not ledger.delivered.any()
     assert np.array_equal(after.server[ITEM_FACTORS], before.server[ITEM_FACTORS])
     assert (after.clients[USER_FACTORS] != algorithm.init_clients(task)[USER_FACTORS]).any(axis=1).all()
-    assert not RowSum.of({"sum": np.zeros((3, 2)), "weight": np.zeros((3, 1))}).mean().any()
+    assert not RowSum.of({ROWS: np.zeros((3, 2)), "weight": np.zeros((3, 1))}).mean().any()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cohorts import Cohort, random_cohort
-from narrowcast.algorithms.client.sums import RowSum
+from narrowcast.algorithms.client.sums import ROWS, RowSum
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
@@ -113,7 +113,7 @@ def test_padding_changes_nothing(name: str) -> None:
         broadcast = algorithm.broadcast(algorithm.init(task), task, 1)
         results.append(algorithm.train(broadcast.arrays, Chunk(1, 0, clients, state), task))
     for other in results[1:]:
-        assert relative_error(other.partial["sum"], results[0].partial["sum"]) <= FLOAT32_BOUND
+        assert relative_error(other.partial[ROWS], results[0].partial[ROWS]) <= FLOAT32_BOUND
         assert relative_error(other.state[USER_FACTORS], results[0].state[USER_FACTORS]) <= FLOAT32_BOUND
         assert relative_error(other.ledger.loss, results[0].ledger.loss) <= FLOAT32_BOUND
         assert np.array_equal(other.partial["weight"], results[0].partial["weight"])

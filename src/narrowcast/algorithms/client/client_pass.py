@@ -17,13 +17,11 @@ from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, Summand, TensorSum, add_up, sum_of_rows
 from narrowcast.algorithms.client.uploads import (
-    AnyCoding,
     Message,
     Uploads,
     chunk_result,
     finite_clients,
     send_messages,
-    tensor_coding,
     where_client,
 )
 from narrowcast.algorithms.codecs.chain import Codec, Stages
@@ -70,7 +68,7 @@ class Contribution:
     """
 
     tensors: Mapping[str, Summand] = field(default_factory=dict)
-    weight: FloatArray | None = None
+    weight: NDArray[Any] | None = None
     weights: Mapping[str, FloatArray] = field(default_factory=dict)
     divisor: FloatArray | None = None
     sums: Mapping[str, Summand] = field(default_factory=dict)
@@ -144,10 +142,6 @@ class ClientPass(Algorithm, BaseModel, ABC):
         """Return whether tensors are added up; False: the server is given those of each client, under `EACH`."""
         return True
 
-    def coding(self) -> AnyCoding:
-        """Return how tensors or rows are coded: through `codec`, or as they are."""
-        return tensor_coding(Codec(self.codec))
-
     @abstractmethod
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return the part of each client in the sums if its message arrived, and its next state."""
@@ -166,7 +160,7 @@ class ClientPass(Algorithm, BaseModel, ABC):
         """Send the messages of clients that one call trained; return their contributions, and what was sent."""
         message = self.message(broadcast, chunk, task, trained)
         finite = finite_clients(trained, message.tensors)
-        tensors, rows, uploads = send_messages(chunk, task, message, self.coding(), finite)
+        tensors, rows, uploads = send_messages(chunk, task, message, Codec(self.codec), finite)
         arrived = Arrived(trained, tensors, message.numbers, uploads.delivered, uploads.finite, rows)
         return self.contribution(broadcast, chunk, task, arrived), uploads
 

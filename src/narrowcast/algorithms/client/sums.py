@@ -23,6 +23,7 @@ from narrowcast.algorithms.local_training.factorisation_kernels import sum_rows
 from narrowcast.platform.compiled import compiled, read_only
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, PrefixedArrays, RowChanges
 
 Weights = Annotated[Literal["examples", "equal"], Field(description="weights of the clients in the mean")]
@@ -53,16 +54,18 @@ def tensor_weights(weights: Weights, task: Task, chunk: Chunk) -> FloatArray:
     return counted if chunk.draws is None else counted * chunk.draws
 
 
-def row_weights(aggregation: Aggregation, task: Task, chunk: Chunk, ranks: IntArray) -> NDArray[np.float32]:
-    """Return each client's weight in the sum of rows, [C]; 0 if it sends no column."""
+def row_weights(aggregation: Aggregation, task: Task, chunk: Chunk) -> NDArray[np.float32]:
+    """Return each client's weight in the sum of rows, [C]."""
     weights = task.data.examples[chunk.clients] if aggregation == "weighted" else np.ones(len(chunk.clients))
-    return np.where(ranks > 0, weights, 0).astype(np.float32)
+    return weights.astype(np.float32)
 
 
-ROWS, WEIGHT = "sum", "weight"
-"""The arrays of a sum of rows; `WEIGHT` is also that of a sum of tensors."""
+WEIGHT = "weight"
+"""The divisor of a sum: a number, or a column for each row that clients changed."""
 TENSORS, COMPONENT_WEIGHTS = PrefixedArrays("sum/"), PrefixedArrays("component weight/")
 """The arrays of a sum of tensors, by tensor."""
+ROWS = TENSORS.name(ITEM_FACTORS)
+"""The array of a sum of rows of the item matrix."""
 EACH = PrefixedArrays("each/")
 """Arrays [k, ...] of the clients that delivered, which are not added up but put one after the other."""
 

@@ -126,7 +126,7 @@ class Uploads:
 
     Shapes: bits [C], 0 for clients that sent nothing; delivered [C], whether the update enters the sum; finite [C],
     whether the training stayed finite; state [C, ...], the codec's part of the clients' states; ranks [C], None if
-    updates have none.
+    updates have none. `touched_bits` is the size of the clients' changed rows in float32, all columns; 0 for tensors.
     """
 
     bits: IntArray
@@ -134,6 +134,7 @@ class Uploads:
     finite: BoolArray
     state: Arrays
     ranks: IntArray | None = None
+    touched_bits: int = 0
 
 
 def send_each(
@@ -209,6 +210,7 @@ def chunk_result(
             loss=updates.loss,
             delivered=uploads.delivered,
         ),
+        touched_bits=uploads.touched_bits,
     )
 
 
@@ -218,10 +220,6 @@ def where_client(chosen: BoolArray, values: NDArray[Any], others: NDArray[Any]) 
 
 
 Tensors = Arrays
-TensorCoding = Coding[TensorUpdate, Tensors]
-RowCoding = Coding[RowUpdate, NDArray[np.float32]]
-AnyCoding = TensorCoding | RowCoding
-"""The coding of a message: of its tensors, or of its rows."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +280,7 @@ class TensorView:
 class RowView:
     """Each client's rows of the changes, in the columns that it sends; `received` has the same shape [R, k].
 
-    Shapes: examples [C], which are sent with the rows; columns [C, k], None for all; finite, sends and ranks [C].
+    Shapes: examples [C], which are sent with the rows; finite, sends and ranks [C].
     `likely`, if the receiver expects rows, gives those of the client at a place of the chunk.
     """
 
@@ -290,7 +288,6 @@ class RowView:
     examples: IntArray
     finite: BoolArray
     sends: BoolArray
-    columns: BoolArray | None = None
     ranks: IntArray | None = None
     likely: Callable[[int], LikelyRows] | None = None
     received: NDArray[Any] = field(init=False)
@@ -310,14 +307,8 @@ class RowView:
 
     def _own(self, index: int) -> IntArray | slice:
         """Return the columns that a client sends; a slice, which copies nothing, if these are all."""
-        if self.columns is None or self.columns[index].all():
-            return slice(None)
-        return np.flatnonzero(self.columns[index])
-
-
-def row_coding(codec: Codec, layout: RowLayout) -> RowCoding:
-    """Return how rows are coded: the touched ones alone, or the whole matrix."""
-    return Coding(codec, send_touched_rows if layout == "touched" else send_whole_matrix)
+        columns = self.changes.columns
+        return slice(None) if columns is None or columns[index].all() else np.flatnonzero(columns[index])
 
 
 def send_touched_rows(update: RowUpdate, encoder: ClientEncoder) -> Sent[NDArray[np.float32]] | None:
@@ -354,10 +345,12 @@ def send_coded_tensors(update: TensorUpdate, encoder: ClientEncoder) -> Sent[Ten
     return Sent(payload.wire_bits(), encoder.codec.of(arrived.dtype).decode(arrived.coded, shapes, encoder.key), after)
 
 
-def tensor_coding(codec: Codec) -> TensorCoding:
-    """Return how tensors are coded; as they are if the codec has no stages."""
-    return Coding(codec, send_coded_tensors)
-
+WIRES: Mapping[str, Wire[Any, Any]] = {
+    "tensor": send_coded_tensors,
+    "touched": send_touched_rows,
+    "all": send_whole_matrix,
+}
+"""How messages go through a codec, by their layout."""
 
 COUNT_BITS = 32
 """The size of a whole number beside tensors."""
@@ -375,6 +368,7 @@ class Message:
     `rows` are changes of some rows of tensors, sent as `layout` says: `tensor`, as a whole tensor beside the others,
     zeros included; or as the only one of the message, `touched`, the changed rows and which they are, or `all`, every
     row, and with `mask` which were changed. `likely` gives the rows that the receiver expects of the client at a place.
+    `wire` encodes one client's tensors or rows and decodes them; None for that of the layout.
     """
 
     tensors: Tensors = field(default_factory=dict)
@@ -387,6 +381,15 @@ class Message:
     layout: Literal["tensor", "touched", "all"] = "tensor"
     mask: bool = True
     likely: Callable[[int], LikelyRows] | None = None
+    wire: Wire[Any, Any] | None = None
+
+    @property
+    def ranks(self) -> IntArray | None:
+        """The ranks of the clients' updates, [C], or bounds on them; None if updates have none."""
+        if self.columns is not None:
+            return self.columns.ranks
+        own = [changes.columns.sum(axis=1) for changes in self.rows.values() if changes.columns is not None]
+        return own[0] if own else self.max_ranks
 
     @property
     def values(self) -> Tensors:
@@ -402,8 +405,8 @@ class Message:
         """Return the size of each client's tensors or rows without a codec, [C]."""
         masks = {} if self.columns is None else self.columns.masks
         if self.layout != "tensor":
-            ((name, changes),) = self.rows.items()
-            rank = masks[name].sum(axis=1) if name in masks else np.array(changes.values.shape[1])
+            (changes,), ranks = self.rows.values(), self.ranks
+            rank = np.array(changes.values.shape[1]) if ranks is None else ranks
             return np.broadcast_to(row_bits(changes, rank, self.layout, mask=self.mask), n_clients)
         whole = sum(prod(values.shape[1:]) for name, values in self.tensors.items() if name not in masks)
         whole += sum(changes.n_rows * prod(changes.values.shape[1:]) for changes in self.rows.values())
@@ -415,7 +418,7 @@ class Message:
     def sent(self, chunk: Chunk, task: Task) -> BoolArray:
         """Return the clients that have something to send, [C]."""
         sends = task.data.examples[chunk.clients] > 0 if self.sends is None else self.sends
-        return sends if self.columns is None else sends & (self.columns.ranks > 0)
+        return sends if self.ranks is None else sends & (self.ranks > 0)
 
 
 def row_bits(changes: RowChanges, ranks: IntArray, layout: RowLayout, *, mask: bool) -> IntArray:
@@ -435,7 +438,7 @@ def with_bits(bits: IntArray, more: int) -> IntArray:
 
 
 def send_messages(
-    chunk: Chunk, task: Task, message: Message, coding: AnyCoding, finite: BoolArray
+    chunk: Chunk, task: Task, message: Message, codec: Codec, finite: BoolArray
 ) -> tuple[Tensors, Mapping[str, RowChanges], Uploads]:
     """Send each client's message; return what the server decodes of its tensors and rows, and what was sent.
 
@@ -444,22 +447,21 @@ def send_messages(
     """
     limited, sends = chunk.reserve_bits(message.number_bits), message.sent(chunk, task)
     tensors, rows = message.tensors, message.rows
-    if not coding.codec.stages:
+    if not codec.stages:
         uploads = _send_plain(limited, message, sends, finite)
     else:
         examples, columns = task.data.examples[chunk.clients], message.columns
-        typed: Any = replace(coding, codec=coding.codec.of(dtype_of(message.values)), first_levels=message.levels)
-        ranks = message.max_ranks if columns is None else columns.ranks
+        wire, ranks = message.wire or WIRES[message.layout], message.ranks
+        coding: Coding[Any, Any] = Coding(codec.of(dtype_of(message.values)), wire, message.levels)
         if message.layout == "tensor":
             view = TensorView(tensors, examples, finite, sends, columns, ranks, rows)
-            uploads = send_each(limited, task, typed, view)
+            uploads = send_each(limited, task, coding, view)
             tensors = {name: view.received[name] for name in tensors}
             rows = {name: RowChanges.whole(view.received[name]) for name in rows}
         else:
             ((name, changes),) = rows.items()
-            own = None if columns is None else columns.masks.get(name)
-            of_rows = RowView(changes, examples, finite, sends, own, ranks, message.likely)
-            uploads = send_each(limited, task, typed, of_rows)
+            of_rows = RowView(changes, examples, finite, sends, ranks, message.likely)
+            uploads = send_each(limited, task, coding, of_rows)
             rows = {name: replace(changes, values=of_rows.received)}
     return tensors, rows, replace(uploads, bits=with_bits(uploads.bits, message.number_bits))
 
@@ -481,5 +483,4 @@ def _send_plain(chunk: Chunk, message: Message, sends: BoolArray, finite: BoolAr
     """Send all values as they are; an update that is not finite is sent and paid for, and does not count."""
     bits = message.plain_bits(len(sends))
     sends = sends & chunk.affords(bits)
-    ranks = None if message.columns is None else message.columns.ranks
-    return Uploads(np.where(sends, bits, 0), sends & finite & chunk.arrives(), finite, {}, ranks)
+    return Uploads(np.where(sends, bits, 0), sends & finite & chunk.arrives(), finite, {}, message.ranks)

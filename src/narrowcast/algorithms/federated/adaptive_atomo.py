@@ -23,7 +23,7 @@ from narrowcast.algorithms.channel.curves import DistortionCurves
 from narrowcast.algorithms.channel.joint import STEPS, bits_per_value
 from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
 from narrowcast.algorithms.client.sums import TensorSum, tensor_weights
-from narrowcast.algorithms.client.uploads import UPDATE, Coding, Message, Sent, TensorCoding, Tensors
+from narrowcast.algorithms.client.uploads import UPDATE, Message, Sent, Tensors
 from narrowcast.algorithms.codecs.atomo import Atomo, Directions, with_vectors
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, Stages, check_values
@@ -118,11 +118,8 @@ class AdaptiveAtomo(ClientPass):
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Send directions of each change."""
         del broadcast, task
-        return Message(updates.changes, max_ranks=np.full(len(chunk.clients), self.rank))
-
-    def coding(self) -> TensorCoding:
-        """Return the draw of directions before the codec."""
-        return Coding(Codec(self.codec), partial(send_drawn, self.rank, fraction=self.fraction))
+        wire = partial(send_drawn, self.rank, fraction=self.fraction)
+        return Message(updates.changes, max_ranks=np.full(len(chunk.clients), self.rank), wire=wire)
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return what is decoded of each change, by the clients' examples."""

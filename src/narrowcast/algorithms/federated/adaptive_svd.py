@@ -22,13 +22,14 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.channel.curves import DistortionCurves
 from narrowcast.algorithms.channel.joint import STEPS, RankLevelGrid, bits_per_value, head_bits, symbol_bits
-from narrowcast.algorithms.client.row_uploads import RowCall, Rows
-from narrowcast.algorithms.client.sums import RowSum
-from narrowcast.algorithms.client.uploads import Coding, Sent
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
+from narrowcast.algorithms.client.sums import WEIGHT, RowSum
+from narrowcast.algorithms.client.uploads import Message, Sent
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate, Stage, Stages, refuse_stateful
 from narrowcast.algorithms.codecs.entropy import Entropy
@@ -36,20 +37,19 @@ from narrowcast.algorithms.codecs.low_rank import truncated_svd
 from narrowcast.algorithms.codecs.messages import RowsPayload, RowUpdate, decode_rows, encode_rows
 from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.federated.fedmf import (
+    CHANGED_ROWS,
     RowAveraging,
     check_rank,
     expected_rows,
     named_rows,
     only_factorisation,
-    whole_rows,
 )
-from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.platform.contracts import Broadcast, RateDistortion, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, FloatArray, IntArray
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalUpdates
 
 RowChoice = Literal["all", "strongest", "random"]
 _SHARES = np.linspace(0.1, 0.9, 9)
@@ -110,7 +110,7 @@ def check_adaptive_codec(kind: str, codec: Sequence[Stage]) -> None:
     refuse_stateful(codec, f"the directions of {kind} change in every round; use it with fedmf or fedavg")
 
 
-_UPDATE, _CHANGED = "update", "changed_rows"
+_UPDATE = "update"
 _SIZE_MARGIN = 1.08  # of an upload at fixed levels over its estimate, which it exceeds by up to 6 % on MovieLens-1M
 NORM_BITS = 32.0  # two bfloat16 norms for a column: of the rows, and of the directions
 SHARED_NORM_BITS = 48.0  # with shared negatives three: of the likely rows, of the others, and of the directions
@@ -173,7 +173,7 @@ class AdaptiveSVD(RowAveraging):
         server = task.initial_parameters()
         update = np.zeros(server[ITEM_FACTORS].shape, dtype=np.float32)
         held = self.begun_download(server)
-        return {**server, _UPDATE: update, _CHANGED: np.zeros(len(update), dtype=bool), **held}
+        return {**server, _UPDATE: update, CHANGED_ROWS: np.zeros(len(update), dtype=bool), **held}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the user factors P [U, d]."""
@@ -186,7 +186,7 @@ class AdaptiveSVD(RowAveraging):
         item_factors = np.asarray(server[ITEM_FACTORS])
         if self.download is not None:
             return self.download.broadcast({ITEM_FACTORS: item_factors}, server, task, round_index)
-        n_items, changed = len(item_factors), np.flatnonzero(server[_CHANGED])
+        n_items, changed = len(item_factors), np.flatnonzero(server[CHANGED_ROWS])
         full = RowsPayload(n_items, np.arange(n_items), item_factors, "all", mask=False)
         update = RowsPayload(n_items, changed, np.asarray(server[_UPDATE])[changed], "touched", mask=False)
         return Broadcast({ITEM_FACTORS: item_factors}, full, update if round_index > 1 else None)
@@ -198,7 +198,7 @@ class AdaptiveSVD(RowAveraging):
         update = rows.mean() * np.float32(self.server_learning_rate)
         item_factors = np.asarray(server[ITEM_FACTORS]) + update
         held = self.kept_download(self.final(server), server, broadcast)
-        return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: rows.changed_rows(), **held}
+        return {ITEM_FACTORS: item_factors, _UPDATE: update, CHANGED_ROWS: rows.changed_rows(), **held}
 
     def final(self, server: Arrays) -> Arrays:
         """Return Q."""
@@ -206,13 +206,21 @@ class AdaptiveSVD(RowAveraging):
 
     # Client half
 
-    def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
-        """Train whole rows, and send each change in its own directions."""
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send each change in its own directions."""
         wire = partial(
             send_directions, self.rank, adapted=self.adapted, choice=self.row_choice, most_error=self.most_error
         )
-        coding, some_rows = Coding(Codec(self.codec), wire), self.row_choice != "all"
-        return whole_rows(broadcast, cohort, coding, some_rows=some_rows)
+        return replace(super().message(broadcast, chunk, task, updates), wire=wire)
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return the rows that clients sent; those that they left out are not counted."""
+        contribution, rows = super().contribution(broadcast, chunk, task, arrived), arrived.rows[ITEM_FACTORS]
+        if self.row_choice == "all":
+            return contribution
+        sent = np.isfinite(rows.values[:, :1])
+        tensors = {ITEM_FACTORS: replace(rows, values=np.where(sent, rows.values, np.float32(0)))}
+        return replace(contribution, tensors=tensors, sums={WEIGHT: replace(rows, values=sent.astype(np.float64))})
 
     # What the channel is told before a round
 
@@ -248,7 +256,7 @@ def send_directions(
     adapted: bool = True,
     choice: RowChoice = "all",
     most_error: float = np.inf,
-) -> Sent[Rows] | None:
+) -> Sent[NDArray[np.float32]] | None:
     """Send one client's change in its own directions, and decode it; rows that are left out are nan."""
     if choice == "all" or carries(update, encoder, most_error):
         fitting = encode_directions(update, encoder, max_rank, adapted=adapted)

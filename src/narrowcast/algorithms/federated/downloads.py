@@ -27,7 +27,6 @@ from narrowcast.algorithms.codecs.messages import (
     grid_values,
 )
 from narrowcast.algorithms.codecs.wire import FLOAT32, HEADER_BITS, dtype_of, varint, write_indices
-from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.negatives import draw_samples
 from narrowcast.platform.config.fields import ROUNDS
 from narrowcast.platform.config.files import Section
@@ -35,7 +34,7 @@ from narrowcast.platform.contracts import Algorithm, Broadcast, Downloads, Recip
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import stream_keys, uniform_unit
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Dtype, IntArray, PrefixedArrays
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Dtype, IntArray, PrefixedArrays, RowChanges
 
 DOWNLOAD = PrefixedArrays("download/")
 """Entries of a server state or a broadcast that only downloads need."""
@@ -262,18 +261,20 @@ def reserve_request_header(download: CodedDownload | None, chunk: Chunk) -> Chun
     return chunk if download is None or download.rows == "all" else chunk.reserve_bits(HEADER_BITS)
 
 
-def charge_requests(download: CodedDownload | None, cohort: RowCohort, result: ChunkResult) -> ChunkResult:
+def charge_requests(
+    download: CodedDownload | None, chunk: Chunk, rows: RowChanges | None, result: ChunkResult
+) -> ChunkResult:
     """Return the result of a chunk of `reserve_request_header` with the requests for rows, counted with the uploads.
 
     Of a client that uploads nothing it is the request alone; one that exceeds the client's budget is not sent.
     """
-    if download is None or download.rows == "all":
+    if download is None or download.rows == "all" or rows is None:
         return result
     bits = np.array(result.ledger.uplink_bits)
     for index in np.flatnonzero(bits == 0).tolist():
-        rows, n_items = cohort.samples.row_items[cohort.rows(index)], cohort.task.data.n_items
-        bits[index] = 8 * len(varint(len(rows)) + write_indices(rows, n_items, "smallest"))
-    sent = np.where(cohort.chunk.affords(bits), bits + HEADER_BITS, 0)
+        asked, _ = rows.of_client(index)
+        bits[index] = 8 * len(varint(len(asked)) + write_indices(asked, rows.n_rows, "smallest"))
+    sent = np.where(chunk.affords(bits), bits + HEADER_BITS, 0)
     return replace(result, ledger=replace(result.ledger, uplink_bits=sent))
 
 

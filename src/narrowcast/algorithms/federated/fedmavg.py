@@ -23,8 +23,7 @@ from pydantic import Field
 
 from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
 from narrowcast.algorithms.client.sums import SumLayout, TensorSum, tensor_sum_layout
-from narrowcast.algorithms.client.uploads import AnyCoding, Message, init_codec_state, row_coding
-from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.client.uploads import Message, init_codec_state
 from narrowcast.algorithms.codecs.messages import LIKELY, RowLayout
 from narrowcast.algorithms.federated.downloads import Download, SizesDownloads
 from narrowcast.algorithms.federated.fedavg import model_of
@@ -125,10 +124,6 @@ class FactorAveraging(SizesDownloads, ClientPass, ABC):
         sends = (self.sending_weights(chunk, task) > 0) & (task.data.examples[chunk.clients] > 0)
         layout: Literal["tensor", "touched"] = "tensor" if self.rows == "all" else "touched"
         return Message(sends=sends, rows=updates.rows, layout=layout)
-
-    def coding(self) -> AnyCoding:
-        """Return how the matrix, or its rows, are coded."""
-        return super().coding() if self.rows == "all" else row_coding(Codec(self.codec), self.rows)
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return the changes of W, with the clients' weights."""

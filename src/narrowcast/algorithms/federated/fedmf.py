@@ -8,20 +8,29 @@ Checks of algorithms that train rows of the item matrix, and the rows that a cli
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from numpy.typing import NDArray
+from pydantic import Field
 
-from narrowcast.algorithms.client.row_uploads import RowCall, RowCoding, row_coding, train_and_send_rows
-from narrowcast.algorithms.client.sums import Aggregation, RowSum, SumLayout, add_up, row_sum_layout
-from narrowcast.algorithms.client.uploads import init_codec_state
-from narrowcast.algorithms.codecs.chain import Codec, Stages
-from narrowcast.algorithms.codecs.messages import LIKELY, WHOLE, RowLayout, RowsPayload
+from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
+from narrowcast.algorithms.client.sums import (
+    WEIGHT,
+    Aggregation,
+    RowSum,
+    SumLayout,
+    Summand,
+    row_sum_layout,
+    row_weights,
+)
+from narrowcast.algorithms.client.uploads import Message, Uploads, init_codec_state, row_bits
+from narrowcast.algorithms.codecs.chain import Stages
+from narrowcast.algorithms.codecs.messages import LIKELY, WHOLE, LikelyRows, RowLayout, RowsPayload
 from narrowcast.algorithms.federated.downloads import (
     CodedChange,
     Download,
@@ -31,11 +40,23 @@ from narrowcast.algorithms.federated.downloads import (
 )
 from narrowcast.algorithms.federated.fedavg import ServerLearningRate
 from narrowcast.algorithms.local_training.factorisation import RowCohort
+from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
+from narrowcast.algorithms.local_training.negatives import SharedNegatives
 from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, Payload
+from narrowcast.platform.types import (
+    Arrays,
+    BoolArray,
+    Chunk,
+    ChunkResult,
+    FloatArray,
+    IntArray,
+    LocalUpdates,
+    Payload,
+    RowChanges,
+)
 
 
 def only_factorisation(kind: str, task: Task, instead: str = "fedavg, colr or scolr") -> None:
@@ -70,13 +91,14 @@ def named_rows(task: Task, cohort: IntArray) -> FloatArray:
     return expected_rows(task, cohort)
 
 
-class RowAveraging(SizesDownloads, BaseModel, ABC):
-    """An algorithm whose clients train the rows of Q that they touch, and send their changes; the server adds means."""
+class RowAveraging(SizesDownloads, ClientPass, ABC):
+    """An algorithm whose clients train the rows of Q that they touch, and send their changes; the server adds means.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Without a codec the size of an upload is known before the training, which then adds up the changes of the clients
+    whose uploads will arrive, while they are in the processor's cache, and keeps none of them.
+    """
 
     aggregation: Aggregation = "per_item_mean"
-    codec: Stages = ()
     server_learning_rate: ServerLearningRate = 1.0
     download: Download = None
 
@@ -85,29 +107,91 @@ class RowAveraging(SizesDownloads, BaseModel, ABC):
         """The rows that clients send: those that they touch, or all, by a field `rows`."""
         return "touched"
 
-    @abstractmethod
-    def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
-        """Return the training of the clients, and how their rows are sent."""
+    def columns(self, broadcast: Arrays, chunk: Chunk, task: Task, rows: RowChanges) -> BoolArray:
+        """Return the columns of the rows that each client trains and sends, [C, k]: all."""
+        del task, rows
+        return np.ones((len(chunk.clients), np.shape(broadcast[ITEM_FACTORS])[1]), dtype=bool)
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train p_u and the rows of Q that the chunk's clients touch, and send the changes of the rows."""
-        cohort = RowCohort.draw(reserve_request_header(self.download, chunk), task)
-        result = train_and_send_rows(self.row_call(broadcast, cohort), self.aggregation, self.row_layout)
-        return charge_requests(self.download, cohort, result)
+    def trained(
+        self, broadcast: Arrays, cohort: RowCohort, columns: BoolArray, weights: NDArray[np.float32], *, keep: bool
+    ) -> FusedResult:
+        """Train p_u and whole rows of Q; add up the changes times the weights [C], and keep them too if asked to."""
+        del columns
+        return cohort.train_rows(np.asarray(broadcast[ITEM_FACTORS]), weights, keep)
 
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Return the sum of the chunks' partial sums."""
-        return add_up(partials)
+    def local_updates(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalUpdates]:
+        """Train the rows that the chunk's clients touch."""
+        if ITEM_FACTORS not in broadcast:
+            return list(super().local_updates(broadcast, chunk, task))
+        if self.codec:
+            return [self.each_update(broadcast, chunk, task)]
+        limited = reserve_request_header(self.download, chunk)
+        cohort = RowCohort.draw(limited, task)
+        columns = self.columns(broadcast, limited, task, cohort.rows)
+        message = self._message(limited, task, replace(cohort.rows, columns=columns))
+        arrives = message.sent(limited, task) & limited.affords(message.plain_bits(len(columns))) & limited.arrives()
+        weights = row_weights(self.aggregation, task, chunk) * arrives
+        return [cohort.updates(self.trained(broadcast, cohort, columns, weights, keep=False), columns)]
+
+    def each_update(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalUpdates:
+        """Train as `local_updates` does, and keep the changes of each client."""
+        limited = reserve_request_header(self.download, chunk)
+        cohort = RowCohort.draw(limited, task)
+        columns = self.columns(broadcast, limited, task, cohort.rows)
+        nothing = np.zeros(len(columns), dtype=np.float32)
+        return cohort.updates(self.trained(broadcast, cohort, columns, nothing, keep=True), columns)
+
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send the rows, each client in its own columns."""
+        del broadcast
+        return self._message(chunk, task, updates.rows[ITEM_FACTORS])
+
+    def _message(self, chunk: Chunk, task: Task, rows: RowChanges) -> Message:
+        likely = None
+        if self.codec and task.training.shared_negatives:
+            likely = partial(likely_rows, chunk, task)
+        mask, everyone = self.aggregation != "weighted", np.ones(len(chunk.clients), dtype=bool)
+        return Message(sends=everyone, rows={ITEM_FACTORS: rows}, layout=self.row_layout, mask=mask, likely=likely)
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return the rows, and what their sum is divided by."""
+        del broadcast
+        rows, weight = arrived.rows[ITEM_FACTORS], row_weights(self.aggregation, task, chunk)
+        if self.aggregation == "weighted":
+            counts: Summand = task.data.examples[chunk.clients].astype(np.float64)[:, None, None]
+        elif self.aggregation == "per_item_mean":
+            counts = replace(rows, values=np.ones((len(rows.rows), 1)), total=None)
+        else:
+            assert rows.columns is not None and rows.order is not None
+            owner = np.repeat(rows.order, np.diff(rows.row_starts))
+            counts = replace(rows, values=rows.columns[owner].astype(np.float64), total=None)
+        return Contribution({ITEM_FACTORS: rows}, weight, sums={WEIGHT: counts})
+
+    def contributed(
+        self, broadcast: Arrays, chunk: Chunk, task: Task, trained: LocalUpdates
+    ) -> tuple[Contribution, Uploads]:
+        """Send the rows, and measure them in float32 with all columns."""
+        contribution, uploads = super().contributed(broadcast, chunk, task, trained)
+        if not trained.rows:
+            return contribution, uploads
+        whole = np.array(np.shape(broadcast[ITEM_FACTORS])[1])
+        bits = row_bits(trained.rows[ITEM_FACTORS], whole, "touched", mask=self.aggregation != "weighted")
+        return contribution, replace(uploads, touched_bits=int(bits.sum()))
+
+    def send(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
+        """Send each client's rows within its budget, with its request for rows if it made one."""
+        limited = reserve_request_header(self.download, chunk)
+        result = super().send(broadcast, limited, task, updates)
+        return charge_requests(self.download, limited, updates[0].rows.get(ITEM_FACTORS), result)
 
 
-def whole_rows(broadcast: Arrays, cohort: RowCohort, coding: RowCoding, *, some_rows: bool = False) -> RowCall:
-    """Return the training of all columns of the rows."""
-    item_factors = np.asarray(broadcast[ITEM_FACTORS])
-    columns = np.ones((len(cohort.chunk.clients), item_factors.shape[1]), dtype=bool)
-    return RowCall(cohort, columns, partial(cohort.train_rows, item_factors), coding, some_rows)
+def likely_rows(chunk: Chunk, task: Task, index: int) -> LikelyRows:
+    """Return the rows that the receiver expects of the client at a place of the chunk."""
+    return SharedNegatives.of(task, int(chunk.clients[index]), chunk.round_index).likely_rows
 
 
-_CHANGED = "changed_rows"
+CHANGED_ROWS = "changed_rows"
+"""The rows that the last round changed, in a server state; [N]."""
 
 
 class FedMF(RowAveraging):
@@ -158,7 +242,7 @@ class FedMF(RowAveraging):
         server = task.initial_parameters()
         held = self.begun_download(server)
         coded = self._coded_change.init({WHOLE: np.shape(server[ITEM_FACTORS])})
-        return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool), **coded, **held}
+        return {**server, CHANGED_ROWS: np.zeros(task.data.n_items, dtype=bool), **coded, **held}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the user factors P [U, d], and the codec's state."""
@@ -175,7 +259,7 @@ class FedMF(RowAveraging):
         item_factors = np.asarray(server[ITEM_FACTORS])
         if self.download is not None:
             return self.download.broadcast({ITEM_FACTORS: item_factors}, server, task, round_index)
-        changed = np.flatnonzero(server[_CHANGED])
+        changed = np.flatnonzero(server[CHANGED_ROWS])
         full = RowsPayload(len(item_factors), np.arange(len(item_factors)), item_factors, "all", mask=False)
         update: Payload = self._coded_change.message(server) or RowsPayload(
             len(item_factors), changed, item_factors[changed], self.rows, mask=False
@@ -192,11 +276,11 @@ class FedMF(RowAveraging):
         rows = RowSum.of(total)
         held = self.kept_download(self.final(server), server, broadcast)
         if not rows.weight.any():
-            return {**server, _CHANGED: rows.changed_rows(), **self._coded_change.idle(server), **held}
+            return {**server, CHANGED_ROWS: rows.changed_rows(), **self._coded_change.idle(server), **held}
         mean = np.float32(self.server_learning_rate) * rows.mean()
         change, coded = self._coded_change.send({WHOLE: mean}, server, broadcast)
         item_factors = np.asarray(server[ITEM_FACTORS]) + change[WHOLE]
-        return {ITEM_FACTORS: item_factors, _CHANGED: rows.changed_rows(), **coded, **held}
+        return {ITEM_FACTORS: item_factors, CHANGED_ROWS: rows.changed_rows(), **coded, **held}
 
     def final(self, server: Arrays) -> Arrays:
         """Return Q."""
@@ -207,9 +291,3 @@ class FedMF(RowAveraging):
         if not isinstance(task.model, MatrixFactorisation):
             return None
         return row_sum_layout(self.aggregation, task.model.embedding_dim, task, cohort)
-
-    # Client half
-
-    def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
-        """Train and send whole rows."""
-        return whole_rows(broadcast, cohort, row_coding(Codec(self.codec), self.rows))

@@ -22,16 +22,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.channel.joint import RankLevelGrid, head_bits
-from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
-from narrowcast.algorithms.client.row_uploads import RowCall, float_bits, row_coding
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
 from narrowcast.algorithms.client.sums import COMPONENT_WEIGHTS, RowSum, SumLayout, TensorSum, tensor_weights
-from narrowcast.algorithms.client.uploads import Columns, Message
+from narrowcast.algorithms.client.uploads import Columns, Message, row_bits
 from narrowcast.algorithms.codecs.chain import Codec, Stages, refuse_stateful
 from narrowcast.algorithms.codecs.low_rank import BasisKind, draw_basis
 from narrowcast.algorithms.codecs.messages import DensePayload, RowLayout, RowsPayload, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.downloads import CodedChange
-from narrowcast.algorithms.federated.fedmf import RowAveraging, check_rank, expected_rows, named_rows
+from narrowcast.algorithms.federated.fedmf import CHANGED_ROWS, RowAveraging, check_rank, expected_rows, named_rows
 from narrowcast.algorithms.federated.shared_basis import (
     BASIS,
     Factor,
@@ -47,6 +46,7 @@ from narrowcast.algorithms.federated.shared_basis import (
     layout_of_weights,
 )
 from narrowcast.algorithms.local_training.factorisation import RowCohort
+from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.platform.config.catalog import RANK_POLICIES
 from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task, Traits
 from narrowcast.platform.data.interactions import Interactions
@@ -55,21 +55,21 @@ from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.types import (
     Arrays,
+    BoolArray,
     Chunk,
-    ChunkResult,
     FloatArray,
     IntArray,
     LocalTerms,
     LocalUpdates,
     Payload,
+    RowChanges,
 )
 
 _UPDATE = TensorNames("update/")
 """A of the last round, and the vectors' change, in a server state."""
-_CHANGED = "changed_rows"
 
 
-class LowRank(RowAveraging, ClientPass, ABC):
+class LowRank(RowAveraging, ABC):
     """Changes of low rank in a basis that all clients of a round share.
 
     The item matrix of matrix factorisation changes so, or each weight of a network; a network's vectors are trained and
@@ -138,7 +138,7 @@ class LowRank(RowAveraging, ClientPass, ABC):
         state = {**model, **_UPDATE.add(zeros), **self._downlink.init(shapes, dtype)}
         if ITEM_FACTORS not in model:
             return state
-        return {**state, _CHANGED: np.zeros(len(zeros[ITEM_FACTORS]), dtype=bool), **self.begun_download(model)}
+        return {**state, CHANGED_ROWS: np.zeros(len(zeros[ITEM_FACTORS]), dtype=bool), **self.begun_download(model)}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the private parameters of all clients, such as the user factors P [U, d]."""
@@ -161,7 +161,7 @@ class LowRank(RowAveraging, ClientPass, ABC):
         coded, update = downlink.message(server, seed, dtype), _UPDATE.of(server)
         if ITEM_FACTORS in model:
             of_rows = partial(RowsPayload, len(model[ITEM_FACTORS]), mask=False, seed=seed)
-            every, changed = np.arange(len(model[ITEM_FACTORS])), np.flatnonzero(server[_CHANGED])
+            every, changed = np.arange(len(model[ITEM_FACTORS])), np.flatnonzero(server[CHANGED_ROWS])
             full: Payload = of_rows(every, np.asarray(model[ITEM_FACTORS]), "all")
             last: Payload = coded or of_rows(changed, np.asarray(update[ITEM_FACTORS])[changed], self.rows)
         else:
@@ -178,7 +178,7 @@ class LowRank(RowAveraging, ClientPass, ABC):
         if ITEM_FACTORS in model:
             rows = RowSum.of(total)
             mean = {ITEM_FACTORS: rows.mean() * np.float32(self.server_learning_rate)}
-            kept = {_CHANGED: rows.changed_rows(), **self.kept_download(model, server, broadcast)}
+            kept = {CHANGED_ROWS: rows.changed_rows(), **self.kept_download(model, server, broadcast)}
         else:
             mean, kept = self._mean_of_tensors(total, model), {}
         sent, coded = self._downlink.send(mean, server, broadcast)
@@ -206,19 +206,18 @@ class LowRank(RowAveraging, ClientPass, ABC):
 
     # Client half
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Choose r_u, draw S_u, train p_u and A_u, from A_u = 0 with Q + S_u A_u B, and send A_u: lines 6 to 9."""
-        half = RowAveraging if ITEM_FACTORS in broadcast else ClientPass
-        return half.train(self, broadcast, chunk, task)
+    def columns(self, broadcast: Arrays, chunk: Chunk, task: Task, rows: RowChanges) -> BoolArray:
+        """Choose r_u and draw S_u, the components of A that each client trains and sends; lines 6 and 7."""
+        del broadcast
+        ranks, _ = self.choose_ranks(partial(self._sizes_of_rows, chunk, task, rows), chunk, task)
+        return draw_components(ranks, self.rank, chunk.clients, task.seed, chunk.round_index)
 
-    def row_call(self, broadcast: Arrays, cohort: RowCohort) -> RowCall:
-        """Train r_u components of A on each client with Q and B frozen, and send the rows that it touches."""
-        chunk, task = cohort.chunk, cohort.task
-        ranks, levels = self.choose_ranks(partial(self._sizes_of_rows, cohort), chunk, task)
-        components = draw_components(ranks, self.rank, chunk.clients, task.seed, chunk.round_index)
+    def trained(
+        self, broadcast: Arrays, cohort: RowCohort, columns: BoolArray, weights: NDArray[np.float32], *, keep: bool
+    ) -> FusedResult:
+        """Train p_u and A_u, from A_u = 0 with Q + S_u A_u B, Q and B frozen; lines 8 and 9."""
         item_factors, basis = np.asarray(broadcast[ITEM_FACTORS]), np.asarray(BASIS.of(broadcast)[ITEM_FACTORS])
-        train = partial(cohort.train_components, item_factors, basis, components)
-        return RowCall(cohort, components, train, row_coding(Codec(self.codec), self.rows, levels))
+        return cohort.train_components(item_factors, basis, columns, weights, keep)
 
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall] | None:
         """Train each A of a network from zero, and the vectors, with gradients times sqrt(r / d) for each A.
@@ -243,6 +242,10 @@ class LowRank(RowAveraging, ClientPass, ABC):
 
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Send A, in the columns that each client trained, and the vectors."""
+        if updates.rows:
+            rows = partial(self._sizes_of_rows, chunk, task, updates.rows[ITEM_FACTORS])
+            levels = self.choose_ranks(rows, chunk, task)[1] if self.codec else None
+            return replace(super().message(broadcast, chunk, task, updates), levels=levels)
         return Message(updates.changes, columns=self._columns(self.final(broadcast), chunk, task))
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
@@ -250,6 +253,8 @@ class LowRank(RowAveraging, ClientPass, ABC):
 
         Each component is divided by the examples of the clients that sent it, or of all clients (`weighted`).
         """
+        if arrived.rows:
+            return super().contribution(broadcast, chunk, task, arrived)
         weight, counts = tensor_weights("examples", task, chunk), {}
         if self.aggregation != "weighted":
             masks = self._columns(self.final(broadcast), chunk, task).masks
@@ -270,14 +275,14 @@ class LowRank(RowAveraging, ClientPass, ABC):
         }
         return Columns(ranks, masks)
 
-    def _sizes_of_rows(self, cohort: RowCohort) -> UpdateSizes:
-        ranks, rows = np.arange(self.rank + 1), cohort.n_rows.astype(np.float64)
-        unexpected = cohort.positives if cohort.task.training.shared_negatives else cohort.n_rows
-        bits = float_bits(cohort, ranks[None, :], self.aggregation, self.rows)
+    def _sizes_of_rows(self, chunk: Chunk, task: Task, touched: RowChanges) -> UpdateSizes:
+        ranks, rows = np.arange(self.rank + 1), touched.counts.astype(np.float64)
+        unexpected = task.data.examples[chunk.clients] if task.training.shared_negatives else touched.counts
+        bits = row_bits(touched, ranks[None, :], self.rows, mask=self.aggregation != "weighted")
         return UpdateSizes(
             float_bits=np.broadcast_to(bits, (len(rows), len(ranks))),
             values=rows[:, None] * ranks[1:],
-            head_bits=head_bits(cohort.task.data.n_items, unexpected),
+            head_bits=head_bits(task.data.n_items, unexpected),
             rows=rows,
         )
 

@@ -10,7 +10,7 @@ factors, B [r, d] the basis of low-rank training.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self
 
@@ -43,7 +43,7 @@ from narrowcast.platform.contracts import Task, Training
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates, RowChanges
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class RowCohort:
     """A chunk's clients with the samples that they draw in this round, trained by the program of `training.program`.
 
     Arrays of clients [C] are in the order of the chunk; training results are in that of `samples.order`, and
-    `positions` maps them back. A client's rows are `rows(index)` of the R rows that the chunk's clients touch.
+    `positions` maps them back.
     """
 
     chunk: Chunk
@@ -297,20 +297,28 @@ class RowCohort:
         positions[self.samples.order] = np.arange(len(positions))
         return positions
 
-    @property
-    def n_rows(self) -> IntArray:
-        """The number of rows that each client touches, [C]."""
-        return np.diff(self.samples.row_starts)[self.positions]
+    @cached_property
+    def rows(self) -> RowChanges:
+        """The rows that each client touches, without values."""
+        samples, n_items = self.samples, self.task.data.n_items
+        none = np.empty((0, 0), dtype=np.float32)
+        return RowChanges(samples.row_items, samples.row_starts, none, n_items, samples.order)
 
-    @property
-    def positives(self) -> IntArray:
-        """The number of training items of each client, [C]."""
-        return self.samples.positives[self.positions]
-
-    def rows(self, index: int) -> slice:
-        """Return the slice of one client's rows among those of the chunk."""
-        position = self.positions[index]
-        return slice(int(self.samples.row_starts[position]), int(self.samples.row_starts[position + 1]))
+    def updates(self, result: FusedResult, columns: BoolArray) -> LocalUpdates:
+        """Return the result of training these columns [C, k], in the order of the chunk."""
+        order, training = self.positions, self.task.training
+        n_samples, values = self.samples.samples[order], result.row_changes
+        rows = replace(self.rows, columns=columns)
+        rows = replace(rows, total=result.total) if values is None else replace(rows, values=values)
+        return LocalUpdates(
+            changes={},
+            state={USER_FACTORS: result.user_factors[order]},
+            loss=result.loss[order],
+            examples=n_samples * training.epochs,
+            steps=-(-n_samples // training.step_samples(n_samples)) * training.epochs,
+            rows={ITEM_FACTORS: rows},
+            finite=result.finite[order],
+        )
 
     def train_rows(self, item_factors: Floats, client_weights: Floats, keep_changes: bool = False) -> FusedResult:
         """Train whole rows of Q [N, d], and add up the changes times `client_weights` [C].
