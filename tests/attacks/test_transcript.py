@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,17 @@ from scipy import stats
 
 from attack_cells import cell_experiment, some_users
 from narrowcast.algorithms.attacks.transcript import RoundTranscript, Transcript
-from narrowcast.algorithms.client.sums import ROWS, WEIGHT
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
+from narrowcast.algorithms.client.sums import WEIGHT
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, RowChanges
 from narrowcast.runs.attack_trial import record_run, record_transcript
 from secure_rounds import SMALL_CKKS, experiment, run_rounds
 from small_tasks import rows_task
@@ -69,29 +70,23 @@ def test_a_tapped_run_is_the_run_itself() -> None:
         assert (np.asarray(values) == np.asarray(state.server[name])).all()
 
 
-@dataclass(frozen=True)
-class Prescribed:
+class Prescribed(FedMF):
     """FedMF whose clients contribute what they are told to, instead of what they learnt."""
 
-    inner: FedMF
-    values: Mapping[int, Any]
+    values: Any
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def sum_layout(self, task: Task, cohort: int) -> Any:
-        return self.inner.sum_layout(task, cohort)
-
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        result, mine = self.inner.train(broadcast, chunk, task), self.values[int(chunk.clients[0])]
-        counts = mine.any(axis=1, keepdims=True).astype(np.float64)
-        return replace(result, partial={ROWS: mine.astype(np.float32), WEIGHT: counts})
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        del broadcast, task, arrived
+        mine = np.stack([self.values[client] for client in chunk.clients.tolist()]).astype(np.float32)
+        counts = mine.any(axis=2, keepdims=True).astype(np.float64)
+        rows = {ITEM_FACTORS: RowChanges.whole(mine)}
+        return Contribution(rows, np.ones(len(mine), dtype=np.float32), sums={WEIGHT: counts})
 
 
 def of_split(values: np.ndarray) -> RoundTranscript:
     """Return the transcript of a masked round in which client u contributes values[u]."""
     task = rows_task(len(values))
-    prescribed = Prescribed(FedMF(), dict(enumerate(values)))
+    prescribed = Prescribed(values=values)
     secure = SecureAggregation(prescribed, Masked(rounding="nearest", clip=32.0), len(values))
     run = Run(Plan(rounds=1, clients_per_round=len(values), evaluate_every=1), secure, task)
     return record_run(run)[0].rounds[0]

@@ -370,16 +370,6 @@ class LocalUpdates:
     rows: Mapping[str, RowChanges] = field(default_factory=dict)
     finite: BoolArray | None = None
 
-    def take(self, indices: IntArray) -> LocalUpdates:
-        """Return the results of the clients at these places, in that order."""
-
-        def of(values: Any) -> Any:
-            if isinstance(values, Mapping):
-                return {name: of(part) for name, part in values.items()}
-            return None if values is None else values[indices]
-
-        return LocalUpdates(**{column.name: of(getattr(self, column.name)) for column in fields(self)})
-
     def mean_rates(self, learning_rate: float) -> FloatArray:
         """Return the mean learning rate of each client's steps, [C]: `learning_rate` without steps or a schedule."""
         if self.rate_sum is None:
@@ -401,6 +391,10 @@ class ClientLedger:
     examples: IntArray
     loss: FloatArray
     delivered: BoolArray
+
+    def take(self, indices: Sequence[int]) -> ClientLedger:
+        """Return the account of the clients at these positions."""
+        return ClientLedger(*(getattr(self, column.name)[indices] for column in fields(self)))
 
     @classmethod
     def merged(cls, parts: Sequence[ClientLedger]) -> ClientLedger:

@@ -77,18 +77,6 @@ def test_a_number_weighs_32_bits_and_weights_the_change() -> None:
     assert given.partial["each/weight"].tolist() == [-(-count // 2) * task.training.epochs for count in COUNTS]
 
 
-def test_the_results_of_some_clients() -> None:
-    values = np.arange(6.0).reshape(3, 2)
-    updates = LocalUpdates(
-        {"x": values}, {"p": values + 1}, values[:, 0], np.arange(3), np.arange(3), slots={"v": -values}
-    )
-    taken = updates.take(np.array([2, 0]))
-    assert taken.changes["x"].tolist() == [[4, 5], [0, 1]]
-    assert taken.slots["v"].tolist() == [[-4, -5], [0, -1]]
-    assert taken.examples.tolist() == [2, 0]
-    assert taken.start_loss is None
-
-
 def test_a_client_whose_training_left_the_finite_numbers_keeps_its_state() -> None:
     task = make_task(digits([5, 9]))
     held = {"p": np.array([[1.0], [2.0]])}

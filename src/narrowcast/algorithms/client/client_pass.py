@@ -146,6 +146,11 @@ class ClientPass(Algorithm, BaseModel, ABC):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return the part of each client in the sums if its message arrived, and its next state."""
 
+    def each_update(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalUpdates:
+        """Return the local training of all clients as one result, with the changes of each, for a sender of its own."""
+        (trained,) = self.local_updates(broadcast, chunk, task)
+        return trained
+
     def send(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
         """Send each client's message within its budget, add up what arrives, and account for it."""
         (trained,) = updates

@@ -135,6 +135,8 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
 
     def each_update(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalUpdates:
         """Train as `local_updates` does, and keep the changes of each client."""
+        if ITEM_FACTORS not in broadcast:
+            return super().each_update(broadcast, chunk, task)
         limited = reserve_request_header(self.download, chunk)
         cohort = RowCohort.draw(limited, task)
         columns = self.columns(broadcast, limited, task, cohort.rows)

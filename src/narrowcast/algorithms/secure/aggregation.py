@@ -16,7 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from narrowcast.algorithms.channel.curves import DistortionCurves
+from narrowcast.algorithms.client.client_pass import ClientPass, Contribution
 from narrowcast.algorithms.client.sums import SumLayout
+from narrowcast.algorithms.client.uploads import chunk_result
 from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, ChannelRank, RankPolicy, UniformRank
 from narrowcast.algorithms.secure.key_store import KeyStore
@@ -37,25 +39,9 @@ from narrowcast.platform.types import (
     FloatArray,
     IntArray,
     PayloadError,
-    joined_metrics,
 )
 
 logger = logging.getLogger(__name__)
-
-
-def train_each(algorithm: Algorithm, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
-    """Return the plain result of each client alone, in the order of the chunk.
-
-    The clients are still trained as one program if the algorithm allows it. Budgets, losses and keys concern the
-    protected upload: the plain algorithm sees none of them.
-    """
-    chunk = replace(chunk, budget_bits=None, lost=None, relayed=None, secrets={})
-    positions = np.arange(len(chunk.clients))[:, None]
-    if (calls := algorithm.local_calls(broadcast, chunk, task)) is None:
-        return [algorithm.train(broadcast, chunk.take(position), task) for position in positions]
-    (call,) = calls
-    updates = task.training.train(call.server, chunk, task, call.terms)
-    return [algorithm.send(broadcast, chunk.take(position), task, [updates.take(position)]) for position in positions]
 
 
 def masked(integers: Integers, mask: RingElements | None) -> Integers:
@@ -74,32 +60,30 @@ class UploadProtector:
     secrets: ClientSecrets
     inbox: Inbox
 
-    def send(self, result: ChunkResult, index: int) -> ClientLedger:
-        """Send the result of the client at this position of the chunk; lost and refused uploads count their bits.
+    def send(self, contribution: Contribution, plain: ClientLedger, index: int) -> tuple[ClientLedger, IntArray]:
+        """Send the contribution of the client at this position of the chunk; lost and refused uploads count their bits.
 
-        A client that does not take part sends nothing. A client that stopped answering before its upload, or whose
-        training did not stay finite, is counted like one whose upload was lost.
+        `plain` is the chunk's ledger without protection. A client that does not take part sends nothing. A client that
+        stopped answering before its upload, or whose training did not stay finite, is counted like one whose upload was
+        lost. Also return how many of its values are cut at the clip, and how many it sends: for the simulation's
+        record, the server does not see it.
         """
-        client, ledger, participation = int(self.chunk.clients[index]), result.ledger, self.keys.participation
-        if client not in participation.rule.sent:
-            nothing, rank = np.zeros(1, dtype=np.int64), np.minimum(ledger.rank, 0)
-            return replace(ledger, rank=rank, uplink_bits=nothing, delivered=nothing.astype(bool))
-        delivered = bool(ledger.delivered[0]) and client in self.keys.present
+        client, ledger = int(self.chunk.clients[index]), plain.take([index])
+        participation, nothing = self.keys.participation, np.zeros(1, dtype=np.int64)
+        groups, cut = participation.rule.sent.get(client), np.zeros(2, dtype=np.int64)
+        if groups is None:
+            rank = np.minimum(ledger.rank, 0)
+            return replace(ledger, rank=rank, uplink_bits=nothing, delivered=nothing.astype(bool)), cut
+        delivered = bool(ledger.delivered[0])
         if delivered:
-            data = self.envelope(result.partial, index, client)
+            partial = contribution.partial(self.chunk.clients == client)
+            cut = np.array(self.messages.fixed_point.values_cut(partial, self.messages.layout, groups))
+            delivered = client in self.keys.present
+        if delivered:
+            data = self.envelope(partial, index, client)
             delivered = bool(self.chunk.arrives()[index]) and self._accepted(data)
         bits = participation.uplink_bits[[np.searchsorted(participation.clients, client)]]
-        return replace(ledger, uplink_bits=bits, delivered=np.array([delivered]))
-
-    def values_cut(self, result: ChunkResult, index: int) -> tuple[int, int]:
-        """Return how many values of the client at this position are cut at the clip, and how many it sends.
-
-        The server does not see this: it is for the simulation's record.
-        """
-        sent = self.keys.participation.rule.sent.get(int(self.chunk.clients[index]))
-        if sent is None or not result.ledger.delivered[0]:
-            return 0, 0
-        return self.messages.fixed_point.values_cut(result.partial, self.messages.layout, sent)
+        return replace(ledger, uplink_bits=bits, delivered=np.array([delivered])), cut
 
     def envelope(self, partial: Arrays, index: int, client: int) -> bytes:
         """Return the client's partial sum, protected and signed."""
@@ -219,9 +203,10 @@ class SecureAggregation(Algorithm):
                 "secure hides the rows that a client touches, and algorithm.download.rows = touched asks for them; use "
                 "download.rows = all"
             )
-        layout: SumLayout | None = self.algorithm.sum_layout(task, cohort)
-        if layout is not None:
-            return layout
+        if isinstance(self.algorithm, ClientPass):
+            layout: SumLayout | None = self.algorithm.sum_layout(task, cohort)
+            if layout is not None:
+                return layout
         raise UserError(
             f"secure: {self.kind} on {task.model.kind} needs more than the weighted sum of the clients' updates, or "
             "declares no sum_layout; use fedavg, fedprox, fedpara, fedmf, colr or scolr, or secure=none"
@@ -292,27 +277,25 @@ class SecureAggregation(Algorithm):
         algorithm = self.algorithm
         if messages.layout.max_rank and isinstance(algorithm, SCoLR):
             algorithm = algorithm.model_copy(update={"rank_policy": keys.participation.rank_policy()})
-        results = train_each(algorithm, broadcast, chunk, task)
+        assert isinstance(algorithm, ClientPass), "check() refuses others"
+        # Budgets, losses and keys concern the protected upload: the plain algorithm sees none of them.
+        plain = replace(chunk, budget_bits=None, lost=None, relayed=None, secrets={})
+        trained = algorithm.each_update(broadcast, plain, task)
+        contribution, uploads = algorithm.contributed(broadcast, plain, task, trained)
+        result = chunk_result(plain, trained, uploads, {}, state=contribution.state)
         began = time.perf_counter()
         inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
         protector = UploadProtector(chunk, task.private_seed, messages, keys, secrets, inbox)
-        ledger = ClientLedger.merged([protector.send(result, index) for index, result in enumerate(results)])
-        cut, values = np.array([protector.values_cut(result, index) for index, result in enumerate(results)]).sum(
-            axis=0
-        )
-        encoding = time.perf_counter() - began
-        states = {name: np.concatenate([result.state[name] for result in results]) for name in results[0].state}
-        return ChunkResult(
-            chunk.index,
-            protected_sums(inbox),
-            states,
-            ledger,
-            encode_seconds=encoding,
+        sent = [protector.send(contribution, result.ledger, index) for index in range(len(chunk.clients))]
+        cut, values = np.array([cut for _, cut in sent]).sum(axis=0)
+        return replace(
+            result,
+            partial=protected_sums(inbox),
+            ledger=ClientLedger.merged([ledger for ledger, _ in sent]),
             values_cut=int(cut),
-            touched_bits=sum(result.touched_bits for result in results),
             values=int(values),
-            metrics=joined_metrics([result.metrics for result in results]),
-        )
+            metrics=contribution.metrics,
+        ).encoded_since(began)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Return the round's sum, which has been opened and replaces every chunk's."""

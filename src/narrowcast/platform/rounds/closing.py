@@ -91,8 +91,8 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as not finite, see below
         total = algorithm.fold(partials)
         server = algorithm.step(live.server, broadcast, total, task, round_index)
-    check_step(algorithm, live.server, server, grows=live.run.traits.grows)
-    if not all_finite(*algorithm.final(server).values()):
+    final = check_step(algorithm, live.server, server, grows=live.run.traits.grows)
+    if not all_finite(*final.values()):
         raise NoLearningError(
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
             f"(now {task.training.traits.rate_text}) and run again"

@@ -88,15 +88,16 @@ def check_traits(algorithm: Algorithm) -> None:
         raise UserError(f"{method_of(algorithm, 'traits')} returned {noun(traits)}; return Traits of narrowcast.extend")
 
 
-def check_step(algorithm: Algorithm, before: Arrays, after: Any, *, grows: bool) -> None:
-    """Raise `UserError` unless the global parameters of the state after a step are like those before it.
+def check_step(algorithm: Algorithm, before: Arrays, after: Any, *, grows: bool) -> Arrays:
+    """Return the global parameters after a step; raise `UserError` unless they are like those before it.
 
     Their shapes may change if the model `grows`. What else the state has may change, as it does with algorithms that
     have phases.
     """
     method = method_of(algorithm, "step")
-    wanted = algorithm.final(before)
-    check_like(algorithm.final(check_arrays(after, method)), wanted, method, "init", any_shape=grows)
+    final, wanted = algorithm.final(check_arrays(after, method)), algorithm.final(before)
+    check_like(final, wanted, method, "init", any_shape=grows)
+    return final
 
 
 def check_final(algorithm: Algorithm, parameters: Arrays, server: Arrays) -> Arrays:
