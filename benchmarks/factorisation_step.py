@@ -45,7 +45,6 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.chunks import make_chunks
 from narrowcast.platform.rounds.opening import sample_cohort
-from narrowcast.platform.rounds.sampling import rotation_of
 from narrowcast.platform.rounds.state import Population
 
 BOUND = 1e-6
@@ -215,7 +214,7 @@ def prepare(experiment: Experiment, task: Task, index: int, item_factors: np.nda
     dimension = item_factors.shape[1]
     basis = None if rank is None else draw_basis("orthonormal", rank, dimension, index)
     chunks = make_chunks(
-        sample_cohort(experiment, rotation_of(experiment.sampling, experiment.seed, task.data.n_clients), index),
+        sample_cohort(experiment, experiment.sampling.order(experiment.seed, task.data.n_clients), index),
         task.data.examples,
         experiment.chunk_size,
         index,

@@ -50,7 +50,7 @@ from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.sampling import rotation_of
+from narrowcast.platform.rounds.sampling import RoundRobin
 from narrowcast.platform.rounds.state import Run
 from populations import make_data, make_task
 
@@ -200,7 +200,7 @@ def population() -> dict[str, float]:
     """Measure the one-time seconds and bytes per client of a population, independent of participation."""
     n_clients = 10**7
     began = time.perf_counter()
-    order = rotation_of("round_robin", 0, n_clients)
+    order = RoundRobin().order(0, n_clients)
     return {
         "rotation_seconds": (time.perf_counter() - began) / n_clients,
         "rotation_bytes": order.nbytes / n_clients,

@@ -28,7 +28,6 @@ from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.rounds.fleet import LogNormalFleet
 from narrowcast.platform.rounds.opening import sample_cohort
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.sampling import rotation_of
 from narrowcast.platform.seeds import PrivateSeed
 
 SEED = 0
@@ -124,7 +123,7 @@ def write(workload: Workload, path: Path) -> None:
     arrays = partitioned(workload)
     task = make_task(workload, arrays)
     draws = plan(workload, workload.rounds, workload.clients_per_round)
-    visits = rotation_of(draws.sampling, draws.seed, workload.clients)
+    visits = draws.sampling.order(draws.seed, workload.clients)
     cohorts = np.stack([sample_cohort(draws, visits, number) for number in range(1, workload.rounds + 1)])
     pieces = [
         _batches(task, workload.batch_size, number, client)

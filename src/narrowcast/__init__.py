@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     aggregators: Namespace
     allocations: Namespace
     availabilities: Namespace
+    samplings: Namespace
     backends: Namespace
     channels: Namespace
     codecs: Namespace
@@ -97,6 +98,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "downlinks",
     "allocations",
     "availabilities",
+    "samplings",
     "secure",
     "backends",
     "problems",

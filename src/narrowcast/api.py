@@ -63,6 +63,7 @@ REGISTRY_NAMES = {
     "partitions": "partition",
     "problems": "problem",
     "rank_policies": "rank_policy",
+    "samplings": "sampling",
     "schedules": "schedule",
     "secure": "secure",
     "solvers": "solver",

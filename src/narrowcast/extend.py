@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from narrowcast.platform.models.neural_network import NeuralNetwork
     from narrowcast.platform.rounds.loop import Backend
     from narrowcast.platform.rounds.plan import Schedule
-    from narrowcast.platform.rounds.sampling import Availability
+    from narrowcast.platform.rounds.sampling import Availability, Draw, Sampling
     from narrowcast.platform.seeds import generator
     from narrowcast.platform.solving import Problem, ProblemSource, Solver, StepResult, Work
     from narrowcast.platform.types import (
@@ -111,6 +111,7 @@ __all__ = [
     "Dataset",
     "DistortionCurves",
     "Downlink",
+    "Draw",
     "Fleet",
     "FloatArray",
     "HiddenUnits",
@@ -148,6 +149,7 @@ __all__ = [
     "Reader",
     "Sampler",
     "Samples",
+    "Sampling",
     "Schedule",
     "ServerOptimizer",
     "Shapes",
@@ -224,7 +226,7 @@ _HOMES = {
     "NeuralNetwork": "platform.models.neural_network",
     "Schedule": "platform.rounds.plan",
     "generator": "platform.seeds",
-    "Availability": "platform.rounds.sampling",
+    **dict.fromkeys(("Availability", "Draw", "Sampling"), "platform.rounds.sampling"),
     **dict.fromkeys(("Problem", "ProblemSource", "StepResult", "Solver", "Work"), "platform.solving"),
     **dict.fromkeys(
         (

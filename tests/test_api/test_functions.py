@@ -85,6 +85,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
         (nc.downlinks, "downlink"),
         (nc.allocations, "allocation"),
         (nc.availabilities, "availability"),
+        (nc.samplings, "sampling"),
         (nc.secure, "secure"),
         (nc.backends, "backend"),
     ],

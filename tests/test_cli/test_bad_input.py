@@ -41,7 +41,7 @@ DIGITS = ("fedavg-digits", "--backend", "local", "rounds=1", "tracking.system_me
         ("name=a/b", "name = 'a/b': should begin with a letter or digit, and have only letters"),
         ("seed=1e400", "seed = inf: should be a finite number"),
         ("seed=99999999999999999999", "seed = 99999999999999999999: should be less than 9223372036854775808"),
-        ("sampling=random", "sampling = 'random': should be 'round_robin', 'uniform' or 'by_examples'"),
+        ("sampling=random", 'sampling.kind = "random" is unknown; known: round_robin, uniform, by_examples, poisson'),
         ("checkpoint_path=3", "checkpoint_path = 3: should be a valid string"),
         ("backend={kind: ray, actors: 0}", "backend.actors = 0: should be greater than or equal to 1, or 'auto'"),
         # Numbers beyond any meaning.

@@ -22,8 +22,6 @@ PAPERS = Path(__file__).parents[2] / "papers" / "narrowcast_papers"
 PUBLIC = {
     # what a run is simulated with, and the data
     ("platform/rounds/sampling.py", "'cohort'"),
-    ("platform/rounds/opening.py", "'cohort'"),
-    ("platform/rounds/buffered.py", "'cohort'"),
     ("platform/rounds/sampling.py", "purpose"),
     ("platform/rounds/fleet.py", "'fleet'"),
     ("algorithms/channel/links.py", "purpose"),

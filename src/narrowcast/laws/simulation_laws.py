@@ -1,4 +1,4 @@
-"""Laws of fleets, which say who the clients are, and of availability, which says who of them answers in a round."""
+"""Laws of fleets: who the clients are; of availability: who of them answers; and of sampling: who is asked."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.contracts import Fleet
-from narrowcast.platform.rounds.sampling import Availability
-from narrowcast.platform.types import BoolArray, Profiles
+from narrowcast.platform.rounds.sampling import Availability, Draw, Sampling
+from narrowcast.platform.types import BoolArray, IntArray, Profiles
 
 RATES = ("uplink_bits_per_second", "downlink_bits_per_second", "compute_speed")
 
@@ -141,4 +141,71 @@ AVAILABILITY_LAWS = (
     who_is_there_depends_on_seed_round_and_time_alone,
     there_is_an_answer_for_each_client,
     a_client_does_not_depend_on_who_else_there_is,
+)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A sampling, and a number of clients to draw from."""
+
+    sampling: Sampling
+    clients: int = 40
+
+    def draw(self, seed: int, round_index: int, free: BoolArray | None = None, size: int = 8) -> IntArray:
+        """Return the clients drawn in a round."""
+        rotation, examples = self.sampling.order(seed, self.clients), 1 + np.arange(self.clients) % 5
+        first = (round_index - 1) * size
+        return self.sampling.draw(Draw(size, seed, round_index, rotation, first, free, examples))
+
+
+DRAWS = [(seed, round_index) for seed in (0, 7) for round_index in (1, 2, 90)]
+
+
+def sampling_cases(sampling: Sampling) -> dict[str, Sampled]:
+    """Return the only case."""
+    return {"": Sampled(sampling)}
+
+
+def a_draw_depends_on_its_arguments_alone(case: Sampled) -> None:
+    """Draw several rounds forwards, backwards and through pickle."""
+    forwards = [case.draw(*moment) for moment in DRAWS]
+    backwards = [case.draw(*moment) for moment in reversed(DRAWS)][::-1]
+    copied = Sampled(pickle.loads(pickle.dumps(case.sampling)))
+    elsewhere = [copied.draw(*moment) for moment in DRAWS]
+    for moment, *answers in zip(DRAWS, forwards, backwards, elsewhere, strict=True):
+        same = all(np.array_equal(answers[0], answer) for answer in answers[1:])
+        require(same, f"the clients of (seed, round) = {moment} differ")
+
+
+def clients_are_drawn_of_those_that_are_free(case: Sampled) -> None:
+    """Draw of all clients, of every third, of one and of none."""
+    everyone, numbers = np.ones(case.clients, dtype=bool), np.arange(case.clients)
+    for free in (None, everyone, numbers % 3 == 0, numbers == 3, ~everyone):
+        for moment in DRAWS:
+            drawn: Any = case.draw(*moment, free)
+            require(np.issubdtype(drawn.dtype, np.integer), f"clients are {drawn.dtype}, not integers")
+            require(((drawn >= 0) & (drawn < case.clients)).all(), f"it draws {drawn} of {case.clients} clients")
+            require(free is None or free[drawn].all(), f"it draws {drawn}, of whom some are not free")
+            require(len(np.unique(drawn)) == len(drawn), f"it draws {drawn}, a client twice")
+            require(not case.sampling.bounded or len(drawn) <= 8, f"it draws {len(drawn)} clients for 8")
+
+
+def every_client_is_drawn_and_seeds_draw_others(case: Sampled) -> None:
+    """Draw 300 rounds with two seeds."""
+    of_seeds = [[case.draw(seed, number) for number in range(1, 301)] for seed in (0, 7)]
+    never = set(range(case.clients)) - set(np.concatenate(of_seeds[0]).tolist())
+    require(not never, f"in 300 rounds it never draws {sorted(never)[:3]}")
+    same = all(np.array_equal(np.sort(one), np.sort(other)) for one, other in zip(*of_seeds, strict=True))
+    require(not same, "seeds 0 and 7 draw the same clients in every round")
+
+
+def digest_of_sampling(case: Sampled) -> str:
+    """Return the sha256 of the clients of several rounds."""
+    return digest({str(moment): case.draw(*moment) for moment in DRAWS})
+
+
+SAMPLING_LAWS = (
+    a_draw_depends_on_its_arguments_alone,
+    clients_are_drawn_of_those_that_are_free,
+    every_client_is_drawn_and_seeds_draw_others,
 )

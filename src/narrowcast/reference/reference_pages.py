@@ -134,6 +134,7 @@ _TITLES = {
     "channel": ("Channels", "channel", "radio.channel"),
     "allocation": ("Allocation of uplink bits", "allocation of uplink bits", "radio.allocation"),
     "downlink": ("Downlink transmission", "downlink transmission", "radio.downlink"),
+    "sampling": ("Client sampling", "client sampling", "sampling"),
     "availability": ("Availability of clients", "availability of clients", "availability"),
     "schedule": ("Schedules: synchronous and buffered asynchronous", "schedule of the server's steps", "schedule"),
     "secure": ("Secure aggregation", "secure aggregation", "secure"),

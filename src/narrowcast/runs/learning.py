@@ -77,8 +77,8 @@ def nothing_used(experiment: Experiment, ledgers: Iterable[Ledger], run: Run | N
     causes = _causes(experiment, explained)
     if not causes:
         return NoLearningError(
-            f"no client was available in any round with {_shown('availability', experiment)}; change availability, or "
-            "run more rounds"
+            f"no client was available in any round with {_shown('availability', experiment)}, and drawn by "
+            f"sampling = {experiment.sampling.kind}; change these, or run more rounds"
         )
     cause, _ = causes.most_common(1)[0]
     if cause == "diverged" and run is not None and (wrong := _not_finite_at_first(run)):

@@ -121,7 +121,7 @@ def test_a_malformed_override_says_how_to_write_one(override: str, message: str)
         (["algorithm.rank=many"], "algorithm.rank = 'many': should be a valid integer"),
         (["algorithm.rank=0"], "algorithm.rank = 0: should be greater than or equal to 1"),
         (["algorithm.rank=1.5"], "algorithm.rank = 1.5: should be a valid integer"),
-        (["sampling=none"], "sampling = 'none': should be 'round_robin', 'uniform' or 'by_examples'"),
+        (["sampling=none"], 'sampling.kind = "none" is unknown; known: round_robin, uniform, by_examples, poisson'),
         (["training=fast"], 'training.kind = "fast" is unknown; known: factorisation_sgd, sgd'),
         (["fleet={kind: trace, path: nowhere.csv}"], "fleet = .*no file nowhere.csv; give the path of a CSV file"),
         (["rounds=0", "seed=-1"], "seed = -1: .*; rounds = 0: "),

@@ -20,7 +20,7 @@ from narrowcast.platform.rounds.chunks import make_chunks
 from narrowcast.platform.rounds.fleet import Clock, Tiers
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Buffered, Plan
-from narrowcast.platform.rounds.sampling import Bernoulli, rotation_of
+from narrowcast.platform.rounds.sampling import Bernoulli
 from narrowcast.platform.rounds.state import Population, Run, RunState, start
 from narrowcast.platform.storage.checkpoint import load_checkpoint, save_checkpoint
 from narrowcast.platform.types import Arrays, Chunk, Payload
@@ -66,7 +66,7 @@ def test_arrivals_by_hand() -> None:
         for outcome in outcomes
         for client, seconds in zip(outcome.ledger.client.tolist(), outcome.ledger.seconds.tolist(), strict=True)
     }
-    waiting, place = rotation_of(PLAN.sampling, PLAN.seed, 12).tolist(), 0
+    waiting, place = PLAN.sampling.order(PLAN.seed, 12).tolist(), 0
     queue: list[tuple[float, int, int]] = []
     buffer: list[tuple[float, int, int]] = []
     now = 0.0

@@ -11,13 +11,13 @@ from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.config.catalog import AVAILABILITIES
+from narrowcast.platform.config.catalog import AVAILABILITIES, SAMPLINGS
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.fleet import Clock
 from narrowcast.platform.rounds.loop import lockstep
 from narrowcast.platform.rounds.opening import sample_cohort
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.sampling import Always, AvailabilityTrace, Bernoulli, Diurnal, rotation_of
+from narrowcast.platform.rounds.sampling import Always, AvailabilityTrace, Bernoulli, Diurnal
 from narrowcast.platform.rounds.state import Run
 from narrowcast.runs.prepared import prepare
 from running import play, sha256
@@ -102,8 +102,8 @@ def test_a_bad_trace_stops_an_experiment_before_it_begins(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("sampling", ["round_robin", "uniform"])
 def test_only_those_who_are_there_are_sampled(sampling: str) -> None:
-    plan = PLAN.model_copy(update={"sampling": sampling})
-    order, everyone = rotation_of(plan.sampling, plan.seed, 20), np.ones(20, dtype=bool)
+    plan = PLAN.model_copy(update={"sampling": SAMPLINGS.resolve(sampling)()})
+    order, everyone = plan.sampling.order(plan.seed, 20), np.ones(20, dtype=bool)
     for round_index in range(1, 9):
         everybody = sample_cohort(plan, order, round_index)
         assert np.array_equal(sample_cohort(plan, order, round_index, everyone), everybody)

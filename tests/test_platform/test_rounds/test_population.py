@@ -11,7 +11,6 @@ import pytest
 from narrowcast.platform.rounds import state
 from narrowcast.platform.rounds.opening import sample_cohort
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.sampling import rotation_of
 from narrowcast.platform.rounds.state import Population
 
 
@@ -67,7 +66,7 @@ def test_arrays_that_are_too_large_together_live_in_files(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("sampling", ["uniform", "round_robin"])
 def test_a_cohort_of_a_million_is_distinct_and_drawn_from_all(sampling: str) -> None:
     plan = Plan(clients_per_round=1000, sampling=sampling)
-    order = rotation_of(plan.sampling, plan.seed, 10**6)
+    order = plan.sampling.order(plan.seed, 10**6)
     cohorts = np.array([sample_cohort(plan, order, round_index) for round_index in range(1, 21)])
     assert all(len(set(cohort)) == 1000 for cohort in cohorts)
     assert np.histogram(cohorts, bins=4, range=(0, 10**6))[0].min() > 4500

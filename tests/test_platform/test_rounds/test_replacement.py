@@ -72,7 +72,7 @@ def test_chunks_carry_the_draws_and_a_run_ends_with_the_same_model() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ((), "a rotation repeats no client; use sampling = uniform or by_examples"),
+        ((), "sampling = round_robin repeats no client; use uniform or by_examples"),
         (("sampling=uniform", "over_selection=1.5"), "draws with replacement are undefined"),
         (("sampling=uniform", "schedule=buffered"), "deadline_seconds and replacement"),
         (("sampling=uniform", "algorithm=feddyn"), "replacement = true: feddyn as set here counts every client once"),

@@ -22,7 +22,6 @@ from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.opening import sample_cohort
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.sampling import rotation_of
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
@@ -66,7 +65,7 @@ def test_round_robin_sees_every_client_equally_often(n_clients: int, per_round: 
     plan = Plan(clients_per_round=per_round)
     size = min(per_round, n_clients)
     cycle = -(-n_clients // size)
-    order = rotation_of(plan.sampling, plan.seed, n_clients)
+    order = plan.sampling.order(plan.seed, n_clients)
     cohorts = [sample_cohort(plan, order, round_index) for round_index in range(1, 3 * cycle + 1)]
     seen = np.zeros(n_clients, dtype=int)
     for played, cohort in enumerate(cohorts, start=1):
@@ -80,7 +79,7 @@ def test_round_robin_sees_every_client_equally_often(n_clients: int, per_round: 
 
 def test_round_robin_is_shuffled_by_the_seed() -> None:
     first, again, other = (
-        sample_cohort(Plan(seed=seed), rotation_of(Plan(seed=seed).sampling, Plan(seed=seed).seed, 943), 1)
+        sample_cohort(Plan(seed=seed), Plan(seed=seed).sampling.order(Plan(seed=seed).seed, 943), 1)
         for seed in (0, 0, 1)
     )
     assert np.array_equal(first, again)
@@ -93,8 +92,7 @@ def test_uniform_sampling_has_no_repeats_and_favours_nobody(n_clients: int, per_
     plan = Plan(clients_per_round=per_round, sampling="uniform")
     size = min(per_round, n_clients)
     cohorts = [
-        sample_cohort(plan, rotation_of(plan.sampling, plan.seed, n_clients), round_index)
-        for round_index in range(1, 1001)
+        sample_cohort(plan, plan.sampling.order(plan.seed, n_clients), round_index) for round_index in range(1, 1001)
     ]
     assert all(len(set(cohort)) == len(cohort) == size for cohort in cohorts)
     seen = np.bincount(np.concatenate(cohorts), minlength=n_clients)
@@ -234,7 +232,7 @@ def with_users(state: RunState, clients: IntArray, users: Any) -> RunState:
 @by_kind
 def test_a_client_that_diverged_is_dropped_and_the_run_goes_on(algorithm: Algorithm) -> None:
     task, plan = make_task(), Plan(rounds=6, clients_per_round=4, chunk_size=4, checkpoint_every=1)
-    bad = int(sample_cohort(plan, rotation_of(plan.sampling, plan.seed, 12), 1)[1])
+    bad = int(sample_cohort(plan, plan.sampling.order(plan.seed, 12), 1)[1])
     state = begin(algorithm, task)
     outcomes = run(plan, algorithm, task, with_users(state, np.array([bad]), np.full((1, 8), np.nan)))
     assert [outcome.record.delivered for outcome in outcomes] == [3, 4, 4, 3, 4, 4]

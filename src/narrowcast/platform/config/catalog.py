@@ -239,6 +239,16 @@ ALLOCATIONS = Registry(
         "equal": "algorithms.channel.allocation:Equal",
     },
 )
+SAMPLINGS = Registry(
+    "sampling",
+    "platform.rounds.sampling:Sampling",
+    {
+        "round_robin": "platform.rounds.sampling:RoundRobin",
+        "uniform": "platform.rounds.sampling:Uniform",
+        "by_examples": "platform.rounds.sampling:ByExamples",
+        "poisson": "platform.rounds.sampling:Poisson",
+    },
+)
 AVAILABILITIES = Registry(
     "availability",
     "platform.rounds.sampling:Availability",
@@ -349,7 +359,7 @@ OF_EXPERIMENTS: Mapping[str, Registry] = {
         *(ALGORITHMS, CODECS, DATA, PARTITIONS, MODELS, LOSSES, METRICS, TRAININGS, LEARNING_RATE_SCHEDULES),
         FLEETS,
         *(CHANNELS, DOWNLINKS, ALLOCATIONS),
-        *(AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES, SERVER_OPTIMIZERS, AGGREGATORS),
+        *(SAMPLINGS, AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES, SERVER_OPTIMIZERS, AGGREGATORS),
         *(PROBLEMS, SOLVERS),
     )
 }

@@ -18,9 +18,8 @@ from narrowcast.platform.rounds.closing import commit, step_server
 from narrowcast.platform.rounds.opening import download_bits, dropped_clients
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Buffered
-from narrowcast.platform.rounds.sampling import drawn_from, next_in, weights_of
+from narrowcast.platform.rounds.sampling import Draw
 from narrowcast.platform.rounds.state import AsyncState, InFlight, LiveState, Run
-from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, IntArray, RoundLedger
 
 
@@ -88,12 +87,10 @@ def next_clients(live: LiveState, state: AsyncState, count: int, now: float) -> 
         free = np.ones(n_clients, dtype=bool) if free is None else free
         free[state.in_flight.client] = False
     count = min(count, n_clients)
-    if plan.sampling == "round_robin":
-        return np.sort(next_in(live.rotation, state.dispatched, count, free))
     of_this_version = int((state.in_flight.version == live.round_index).sum())
-    draw = generator(plan.seed, "cohort", step, of_this_version)
-    weights = weights_of(plan.sampling, live.run.task.data.examples)
-    return np.sort(drawn_from(free, count, draw, n_clients, weights))
+    first, examples = state.dispatched, live.run.task.data.examples
+    draw = Draw(count, plan.seed, step, live.rotation, first, free, examples, part=(of_this_version,))
+    return np.sort(plan.sampling.draw(draw))
 
 
 def depart(live: LiveState, broadcast: Broadcast, clients: IntArray, now: float) -> InFlight:

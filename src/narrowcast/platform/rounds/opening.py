@@ -14,9 +14,8 @@ import numpy as np
 from narrowcast.platform.contracts import Broadcast, LinkAllocation, Recipients, SecureSums
 from narrowcast.platform.rounds.chunks import OpenRound, TrainingCall, make_chunks
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.sampling import cohort_size, drawn_from, next_in, weights_of
+from narrowcast.platform.rounds.sampling import Draw, cohort_size
 from narrowcast.platform.rounds.state import LiveState, Run
-from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import BoolArray, ChunkResult, ClientLedger, FloatArray, IntArray, RoundLedger
 
 
@@ -203,15 +202,13 @@ def sample_cohort(
     free: BoolArray | None = None,
     examples: IntArray | None = None,
 ) -> IntArray:
-    """Return the clients of a round: the next in the rotation, or a fresh draw, among those that are free.
+    """Return the clients of a round, drawn among those that are free; `rotation` [U] is the plan's `sampling.order`.
 
-    They are distinct, unless the plan draws with replacement. `examples` [U] are the weights of a draw by examples.
+    They are distinct, unless the plan draws with replacement. `examples` [U] are those of all clients.
     """
     size = cohort_size(plan.clients_per_round, plan.over_selection, len(rotation))
-    if plan.sampling == "round_robin":
-        return next_in(rotation, (round_index - 1) * size, size, free)
-    draw, weights = generator(plan.seed, "cohort", round_index), weights_of(plan.sampling, examples)
-    return drawn_from(free, size, draw, len(rotation), weights, plan.replacement)
+    first = (round_index - 1) * size
+    return plan.sampling.draw(Draw(size, plan.seed, round_index, rotation, first, free, examples, plan.replacement))
 
 
 def allocate_links(run: Run, cohort: IntArray, round_index: int) -> LinkAllocation:

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+)
 
 from narrowcast.platform.config.catalog import SCHEDULES
 from narrowcast.platform.config.fields import ROUNDS, Name, Role
@@ -16,7 +24,7 @@ from narrowcast.platform.config.run_fields import CheckpointEvery, CheckpointPat
 from narrowcast.platform.contracts import Radio
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.fleet import Clock
-from narrowcast.platform.rounds.sampling import Always, AnyAvailability, Sampling
+from narrowcast.platform.rounds.sampling import Always, AnyAvailability, AnySampling, RoundRobin
 from narrowcast.platform.seeds import PrivateSeed
 
 
@@ -108,10 +116,10 @@ class Plan(Section):
     clients_per_round: int = Field(
         60, ge=1, description="number of clients sampled per round; all of them if there are fewer"
     )
-    sampling: Sampling = Field(
-        "round_robin",
-        description="client sampling: a shuffled rotation, or an independent draw in each round, of equal "
-        "probabilities or by the clients' numbers of examples",
+    sampling: AnySampling = Field(
+        RoundRobin(),
+        description="client sampling: a shuffled rotation, or an independent draw in each round: of equal "
+        "probabilities, by the clients' numbers of examples, or of each client by itself",
     )
     replacement: bool = Field(
         False,
@@ -164,8 +172,8 @@ class Plan(Section):
     @field_validator("replacement")
     @classmethod
     def _draws_can_repeat(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("sampling") == "round_robin":
-            raise ValueError("a rotation repeats no client; use sampling = uniform or by_examples")
+        if value and (sampling := info.data.get("sampling")) is not None and not sampling.repeats:
+            raise ValueError(f"sampling = {sampling.kind} repeats no client; use uniform or by_examples")
         return value
 
     @field_validator("over_selection")
@@ -191,7 +199,17 @@ class Plan(Section):
             raise ValueError(
                 "has no rounds; leave out radio, over_selection, deadline_seconds and replacement, or schedule"
             )
+        if value.kind == "buffered" and (sampling := info.data.get("sampling")) is not None and not sampling.bounded:
+            raise ValueError(
+                f"sends out as many clients as are free to train; sampling = {sampling.kind} has no number"
+            )
         return value
+
+    @field_serializer("sampling", mode="wrap")
+    def _by_name(self, value: Any, handler: SerializerFunctionWrapHandler) -> Any:
+        """A sampling without fields is written as its name, as it was before it could have any."""
+        written = handler(value)
+        return written["kind"] if isinstance(written, dict) and written.keys() == {"kind"} else written
 
     @property
     def private_seed(self) -> PrivateSeed:

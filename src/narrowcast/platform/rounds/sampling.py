@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import csv
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from narrowcast.platform.config.catalog import AVAILABILITIES
+from narrowcast.platform.config.catalog import AVAILABILITIES, SAMPLINGS
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator, stream_keys, uniform_unit
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
-
-Sampling = Literal["round_robin", "uniform", "by_examples"]
-
-
-def rotation_of(sampling: Sampling, seed: int, n_clients: int) -> IntArray:
-    """Return the order in which round robin visits the clients, [U]."""
-    return generator(seed, "cohort").permutation(n_clients) if sampling == "round_robin" else np.arange(n_clients)
 
 
 def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -> int:
@@ -31,39 +25,145 @@ def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -
     return math.ceil(min(round(clients_per_round * over_selection, 9), n_clients))
 
 
-def next_in(order: IntArray, first: int, size: int, free: BoolArray | None) -> IntArray:
-    """Return the next `size` clients of the rotation from position `first` on that are `free` [U]."""
-    turn = (first + np.arange(size if free is None else len(order))) % len(order)
-    return order[turn] if free is None else order[turn][free[order[turn]]][:size]
+@dataclass(frozen=True)
+class Draw:
+    """What a draw of clients depends on; it is made by the server, from the public seed.
 
-
-def weights_of(sampling: Sampling, examples: IntArray | None) -> IntArray | None:
-    """Return the weights [U] of a draw of clients, from their numbers of examples; None for equal ones."""
-    return examples if sampling == "by_examples" else None
-
-
-def drawn_from(
-    free: BoolArray | None,
-    size: int,
-    draw: np.random.Generator,
-    n_clients: int,
-    weights: IntArray | None = None,
-    replacement: bool = False,
-) -> IntArray:
-    """Draw `size` of the clients that are `free` [U]; all of them if there are fewer, unless with `replacement`.
-
-    Each client is equally likely, or drawn by the `weights` [U] of those that are left.
+    `size` clients are asked for. `rotation` [U] is `Sampling.order`, and `first` the number of clients that were asked
+    for before. Only clients that are `free` [U] can be drawn, None if all are. `part` tells the draws of a round apart.
     """
-    if free is None and weights is None:
-        return draw.choice(n_clients, size, replacement)
-    clients = np.arange(n_clients) if free is None else np.flatnonzero(free)
-    if weights is not None:
-        clients = clients[weights[clients] > 0]
+
+    size: int
+    seed: int
+    round_index: int
+    rotation: IntArray
+    first: int = 0
+    free: BoolArray | None = None
+    examples: IntArray | None = None
+    replacement: bool = False
+    part: tuple[int, ...] = ()
+
+    @property
+    def clients(self) -> IntArray:
+        """The clients that can be drawn, ascending."""
+        return np.arange(len(self.rotation)) if self.free is None else np.flatnonzero(self.free)
+
+    def random(self) -> np.random.Generator:
+        """Return the generator of this draw."""
+        return generator(self.seed, "cohort", self.round_index, *self.part)
+
+
+class Sampling(ABC):
+    """Draws the clients of a round: a frozen model whose fields are its settings."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str:
+            """Name in the catalog."""
+
+    @property
+    def repeats(self) -> bool:
+        """Return whether a client may be drawn several times, if the plan has `replacement`; not by default."""
+        return False
+
+    @property
+    def bounded(self) -> bool:
+        """Return whether at most `Draw.size` clients are drawn, as buffered schedules and secure sums need."""
+        return True
+
+    def order(self, seed: int, n_clients: int) -> IntArray:
+        """Return the order in which clients are visited, [U], made once in a run; by default that of their numbers."""
+        del seed
+        return np.arange(n_clients)
+
+    @abstractmethod
+    def draw(self, draw: Draw) -> IntArray:
+        """Return the clients drawn, in any order; there may be none."""
+
+
+class RoundRobin(Sampling, Section):
+    """The next clients of a shuffled rotation."""
+
+    kind: Literal["round_robin"] = "round_robin"
+
+    def order(self, seed: int, n_clients: int) -> IntArray:
+        """Return a permutation."""
+        return generator(seed, "cohort").permutation(n_clients)
+
+    def draw(self, draw: Draw) -> IntArray:
+        """Return the next `size` clients of the rotation from position `first` on that are free."""
+        order, size, free = draw.rotation, draw.size, draw.free
+        turn = (draw.first + np.arange(size if free is None else len(order))) % len(order)
+        return order[turn] if free is None else order[turn][free[order[turn]]][:size]
+
+
+class Uniform(Sampling, Section):
+    """An independent draw in each round, in which each client is equally likely."""
+
+    kind: Literal["uniform"] = "uniform"
+
+    @property
+    def repeats(self) -> bool:
+        """A client may be drawn several times."""
+        return True
+
+    def draw(self, draw: Draw) -> IntArray:
+        """Return `size` of the clients that are free; all of them if there are fewer, unless with replacement."""
+        if draw.free is None:
+            return draw.random().choice(len(draw.rotation), draw.size, draw.replacement)
+        return _chosen(draw, draw.clients, None)
+
+
+class ByExamples(Sampling, Section):
+    """An independent draw in each round, in which clients are as likely as they have examples, of those left."""
+
+    kind: Literal["by_examples"] = "by_examples"
+
+    @property
+    def repeats(self) -> bool:
+        """A client may be drawn several times."""
+        return True
+
+    def draw(self, draw: Draw) -> IntArray:
+        """Return `size` of the clients that are free and have examples; all of them if there are fewer."""
+        assert draw.examples is not None, "rounds know the clients' examples"
+        clients = draw.clients[draw.examples[draw.clients] > 0]
+        if not len(clients):
+            return clients
+        return _chosen(draw, clients, draw.examples[clients] / draw.examples[clients].sum())
+
+
+def _chosen(draw: Draw, clients: IntArray, shares: FloatArray | None) -> IntArray:
+    """Draw of these clients, with shares [n] if they are not equally likely; all of them if there are too few."""
     if not len(clients):
         return clients
-    shares = None if weights is None else weights[clients] / weights[clients].sum()
-    size = size if replacement else min(size, len(clients))
-    return clients[draw.choice(len(clients), size, replacement, shares)]
+    size = draw.size if draw.replacement else min(draw.size, len(clients))
+    return clients[draw.random().choice(len(clients), size, draw.replacement, shares)]
+
+
+class Poisson(Sampling, Section):
+    """Each client takes part in each round by a draw of its own, so that the size of the cohort varies.
+
+    A round may have no client: it costs the time of an idle round, and leaves the model as it is. This is the sampling
+    that the accounting of differential privacy assumes.
+    """
+
+    kind: Literal["poisson"] = "poisson"
+    rate: float | None = Field(
+        None, gt=0, le=1, description="probability of each client; null: so that clients_per_round are expected"
+    )
+
+    @property
+    def bounded(self) -> bool:
+        """All clients may be drawn."""
+        return False
+
+    def draw(self, draw: Draw) -> IntArray:
+        """Return the clients that are free and whose draw is below the rate."""
+        rate = draw.size / len(draw.rotation) if self.rate is None else self.rate
+        drawn = _uniform(len(draw.rotation), draw.seed, "poisson cohort", draw.round_index) < rate
+        return draw.clients[drawn[draw.clients]]
 
 
 class Availability(Protocol):
@@ -254,4 +354,5 @@ def _add(clients: dict[int, _ClientAvailability], row: dict[str, str], n_clients
     known.available.append(bool(available))
 
 
+AnySampling = Annotated[Sampling, SAMPLINGS]
 AnyAvailability = Annotated[Availability, AVAILABILITIES]

@@ -25,7 +25,6 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.contract_checks import check_final, check_traits
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.sampling import rotation_of
 from narrowcast.platform.storage.host import allow_signals, host_clock
 from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, KeptState, PrefixedArrays, all_finite
 
@@ -278,6 +277,11 @@ class Run:
                 f"schedule = buffered: {algorithm.kind} as set here cannot count stale updates less; use fedavg or "
                 "fedprox without an aggregator"
             )
+        if algorithm.secure_sums is not None and not plan.sampling.bounded:
+            raise UserError(
+                f"secure: sampling = {plan.sampling.kind} may draw more than clients_per_round, for which keys and "
+                "sums are laid out; use uniform, or secure=none"
+            )
         if plan.replacement and not self.traits.counts_draws:
             raise UserError(
                 f"replacement = true: {algorithm.kind} as set here counts every client once; use fedavg, fedprox, "
@@ -392,7 +396,7 @@ class Interrupted(KeyboardInterrupt):
 class LiveState:
     """A run between two rounds, changed in place, unlike `RunState`, so that a round costs no more than its cohort.
 
-    `rotation` [U] is the order in which round-robin sampling visits the clients. `kept_at` is the time of the last
+    `rotation` [U] is the order in which sampling visits the clients. `kept_at` is the time of the last
     snapshot, on the monotonic clock. `resumed_after` holds the rounds after which the run was resumed: the last time
     but one, as the state has it, and the last time; 0 stands for a run that was never resumed.
     """
@@ -419,7 +423,7 @@ class LiveState:
         population.last_round[state.participants] = state.last_round
         return cls(
             run=run,
-            rotation=rotation_of(run.plan.sampling, run.plan.seed, n_clients),
+            rotation=run.plan.sampling.order(run.plan.seed, n_clients),
             round_index=state.round_index,
             server=state.server,
             population=population,
