@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.extend import Arrays, Averaging, Chunk, LocalUpdates, Message, Task
+from narrowcast.extend import Arrays, Averaging, Chunk, LocalUpdates, Task, scaled
 
 
 class SignFlip(Averaging):
@@ -20,12 +20,8 @@ class SignFlip(Averaging):
     attackers: int = Field(1, ge=0)
     scale: float = Field(3.0, gt=0)
 
-    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
-        """Send the change, of an attacker its opposite."""
-        plain = super().message(broadcast, chunk, task, updates)
+    def tamper(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> LocalUpdates:
+        """Return the changes, of attackers their opposite."""
+        del broadcast, task
         factor = np.where(chunk.clients < self.attackers, -self.scale, 1.0)
-        tensors = {
-            name: values * factor.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype)
-            for name, values in plain.tensors.items()
-        }
-        return replace(plain, tensors=tensors)
+        return replace(updates, changes=scaled(updates.changes, factor))

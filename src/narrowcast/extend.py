@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.channel.links import Channel
     from narrowcast.algorithms.channel.radio import Downlink
     from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
-    from narrowcast.algorithms.client.uploads import Message
+    from narrowcast.algorithms.client.sums import Privacy
+    from narrowcast.algorithms.client.uploads import Message, scaled
     from narrowcast.algorithms.codecs.chain import (
         NO_STATE,
         Codec,
@@ -139,6 +140,7 @@ __all__ = [
     "Phase",
     "Plain",
     "PrefixedArrays",
+    "Privacy",
     "Problem",
     "ProblemSource",
     "Profiles",
@@ -175,6 +177,7 @@ __all__ = [
     "joined_uploads",
     "load_experiment",
     "record_transcript",
+    "scaled",
     "varint",
 ]
 _HOMES = {
@@ -196,7 +199,8 @@ _HOMES = {
     "LearningRateSchedule": "algorithms.local_training.rules",
     **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.schemes"),
     **dict.fromkeys(("Arrived", "ClientPass", "Contribution"), "algorithms.client.client_pass"),
-    "Message": "algorithms.client.uploads",
+    "Privacy": "algorithms.client.sums",
+    **dict.fromkeys(("Message", "scaled"), "algorithms.client.uploads"),
     **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.federated.unit_slices"),
     "load_experiment": "experiment",
     "Backend": "platform.rounds.loop",

@@ -85,3 +85,48 @@ def test_with_nothing_kept_partly_shared_is_fedavg_bit_for_bit() -> None:
 def test_sharing_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="clients keep all of mlp; share some of it"):
         example("fedrep", head="").check(make_task(digits([8])))
+
+
+def test_attackers_send_the_opposite_and_pay_what_all_do() -> None:
+    task = make_task(digits([40, 33, 20]))
+    honest, idle, attacked = (
+        run(algorithm, task, clients=3)
+        for algorithm in (FedAvg(), example("sign_flip", attackers=0), example("sign_flip", attackers=1, scale=2.0))
+    )
+    assert model_sha256(FedAvg(), honest) == model_sha256(FedAvg(), idle)
+    assert attacked.uplink_bits == honest.uplink_bits
+    start = task.initial_parameters()
+    models = [plain_client(task, start, client) for client in range(3)]
+    wanted = {
+        name: value
+        + (
+            -2 * 40 * (models[0][name] - value)
+            + sum(n * (m[name] - value) for n, m in ((33, models[1]), (20, models[2])))
+        )
+        / 93
+        for name, value in start.items()
+    }
+    assert relative_error(attacked.server, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("expected", [None, 6.0])
+def test_the_private_mean_is_clipped_and_over_a_fixed_divisor(expected: float | None) -> None:
+    task = make_task(digits([40, 33, 20]))
+    start = task.initial_parameters()
+    models = [plain_client(task, start, client) for client in range(3)]
+    norms = [np.sqrt(sum(np.square(m[name] - start[name]).sum() for name in start)) for m in models]
+    clip = float(np.median(norms))
+    factors = [min(1.0, clip / norm) for norm in norms]
+    assert sum(factor < 1 for factor in factors) == 1
+    privacy = {"clip": clip, "noise_multiplier": 0.0, "expected_clients": expected}
+    got = run(example("dp_fedavg", privacy=privacy), task, clients=3)
+    wanted = {
+        name: value + sum(f * (m[name] - value) for f, m in zip(factors, models, strict=True)) / (expected or 3)
+        for name, value in start.items()
+    }
+    assert relative_error(got.server, wanted) < 1e-5
+    noisy = run(example("dp_fedavg", privacy={**privacy, "noise_multiplier": 0.5}), task, clients=3)
+    noise = np.concatenate([(noisy.server[name] - got.server[name]).ravel() for name in start]) * (expected or 3)
+    assert len(noise) > 1000
+    assert noise.std() == pytest.approx(0.5 * clip, rel=0.1)
+    assert abs(noise.mean()) < 4 * 0.5 * clip / np.sqrt(len(noise))

@@ -21,6 +21,7 @@ SOURCE = Path(narrowcast.__file__).parent
 PAPERS = Path(__file__).parents[2] / "papers" / "narrowcast_papers"
 PUBLIC = {
     # what a run is simulated with, and the data
+    ("algorithms/client/sums.py", "f'privacy {name}'"),
     ("platform/rounds/sampling.py", "'cohort'"),
     ("platform/rounds/sampling.py", "purpose"),
     ("platform/rounds/fleet.py", "'fleet'"),

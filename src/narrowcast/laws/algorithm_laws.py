@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from narrowcast.algorithms.client.client_pass import ClientPass
+from narrowcast.algorithms.client.uploads import scaled
 from narrowcast.algorithms.local_training.ratings import AlternatingGradient, RatingSGD
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import (
@@ -41,7 +43,7 @@ from narrowcast.platform.rounds.loop import lockstep
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.types import Arrays, ChunkResult, IntArray
+from narrowcast.platform.types import Arrays, ChunkResult, FloatArray, IntArray, LocalUpdates
 from narrowcast.platform.types import Chunk as ClientChunk
 
 MODELS: Mapping[str, Any] = {
@@ -276,6 +278,39 @@ def what_clients_use_does_not_depend_on_held_out_samples(case: AlgorithmCase) ->
         require(places <= {1, len(part.places)}, f"{len(part.places)} clients use {places} models")
 
 
+def attackers_change_the_model_and_no_bits(case: AlgorithmCase) -> None:
+    """Let two clients claim the opposite of what they have learnt, and again all clients the same."""
+    algorithm, task = case.algorithm, case.task
+    if not isinstance(algorithm, ClientPass) or isinstance(task.model, MatrixFactorisation | MaskedFactorisation):
+        return  # changes of item rows may be added up within the training
+    signs = np.where(np.isin(np.arange(N_CLIENTS), (1, 4)), -1.0, 1.0)
+    honest, attacked = (train_everyone(_tampering(algorithm, factors), task) for factors in (np.ones(N_CLIENTS), signs))
+    for tensors in (case.free.partial, case.free.state):
+        got = honest.partial if tensors is case.free.partial else honest.state
+        require(not (differing := _differing(tensors, got)), f"{differing} differs where attackers change nothing")
+    if not case.coded:
+        same = np.array_equal(case.free.ledger.uplink_bits, attacked.ledger.uplink_bits)
+        require(same, "attackers send other numbers of bits")
+    for column in ("examples", "loss"):
+        same = np.array_equal(getattr(case.free.ledger, column), getattr(attacked.ledger, column), equal_nan=True)
+        require(same, f"attackers change the ledger's {column}")
+    require(_differing(case.free.partial, attacked.partial), "what attackers claim does not reach the sums")
+
+
+def _tampering(algorithm: ClientPass, factors: FloatArray) -> Algorithm:
+    """Return the algorithm with clients that claim their changes times a factor of each, [U]."""
+    cls = type(algorithm)
+
+    def tamper(self: Any, broadcast: Arrays, chunk: ClientChunk, task: Task, updates: LocalUpdates) -> LocalUpdates:
+        claimed = cls.tamper(self, broadcast, chunk, task, updates)
+        return replace(claimed, changes=scaled(claimed.changes, factors[chunk.clients]))
+
+    attacking: Any = type(cls.__name__, (cls,), {"__module__": cls.__module__, "tamper": tamper})
+    fields = {name: getattr(algorithm, name) for name in cls.model_fields}
+    variant: Algorithm = attacking.model_construct(**fields)
+    return variant
+
+
 def local_calls_divide_the_clients_of_a_chunk(case: AlgorithmCase) -> None:
     """Look at the chunks of the calls that the training of four clients consists of."""
     algorithm, task, clients = case.algorithm, case.task, np.array([1, 3, 4, 6])
@@ -500,6 +535,7 @@ LAWS = (
     client_state_has_a_row_for_each_client,
     permuting_the_clients_of_a_chunk_changes_no_record,
     what_clients_use_does_not_depend_on_held_out_samples,
+    attackers_change_the_model_and_no_bits,
     local_calls_divide_the_clients_of_a_chunk,
     what_no_client_trains_stays_as_it_is,
     with_limits_results_do_not_depend_on_placement_or_resume,

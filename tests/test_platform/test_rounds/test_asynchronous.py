@@ -20,7 +20,7 @@ from narrowcast.platform.rounds.chunks import make_chunks
 from narrowcast.platform.rounds.fleet import Clock, Tiers
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Buffered, Plan
-from narrowcast.platform.rounds.sampling import Bernoulli
+from narrowcast.platform.rounds.sampling import Bernoulli, Uniform
 from narrowcast.platform.rounds.state import Population, Run, RunState, start
 from narrowcast.platform.storage.checkpoint import load_checkpoint, save_checkpoint
 from narrowcast.platform.types import Arrays, Chunk, Payload
@@ -158,7 +158,7 @@ def test_clients_that_took_the_same_version_train_together() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.1)], ids=lambda each: each.kind)
-@pytest.mark.parametrize("how", [{}, {"sampling": "uniform"}, {"availability": Bernoulli(probability=0.3)}])
+@pytest.mark.parametrize("how", [{}, {"sampling": Uniform()}, {"availability": Bernoulli(probability=0.3)}])
 def test_a_resumed_run_is_the_straight_one(algorithm: FedAvg, how: dict[str, object], tmp_path: Path) -> None:
     task, plan = network_task(), PLAN.model_copy(update=how)
     straight = play(plan, algorithm, task)

@@ -40,7 +40,7 @@ from narrowcast.platform.types import (
 
 @dataclass(frozen=True)
 class Arrived:
-    """The training of a chunk's clients, `updates`, and their messages as the server has them.
+    """The training of a chunk's clients as they claim it, `updates`, and their messages as the server has them.
 
     Shapes: tensors [C, ...] as the server decodes them and numbers [C], of clients that delivered; delivered [C], whose
     messages arrived and count; finite [C], whose training stayed finite. `rows` are the changes of some rows of
@@ -137,6 +137,14 @@ class ClientPass(Algorithm, BaseModel, ABC):
         del broadcast, chunk, task
         return Message(updates.changes, rows=updates.rows)
 
+    def tamper(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> LocalUpdates:
+        """Return what clients claim to have learnt, from which their messages are made: what they have learnt.
+
+        Attackers change it here. They pay for what they send as all do; losses and models of their own stay true.
+        """
+        del broadcast, chunk, task
+        return updates
+
     @property
     def sums_up(self) -> bool:
         """Return whether tensors are added up; False: the server is given those of each client, under `EACH`."""
@@ -163,10 +171,11 @@ class ClientPass(Algorithm, BaseModel, ABC):
         self, broadcast: Arrays, chunk: Chunk, task: Task, trained: LocalUpdates
     ) -> tuple[Contribution, Uploads]:
         """Send the messages of clients that one call trained; return their contributions, and what was sent."""
-        message = self.message(broadcast, chunk, task, trained)
-        finite = finite_clients(trained, message.tensors)
+        claimed = self.tamper(broadcast, chunk, task, trained)
+        message = self.message(broadcast, chunk, task, claimed)
+        finite = finite_clients(claimed, message.tensors)
         tensors, rows, uploads = send_messages(chunk, task, message, Codec(self.codec), finite)
-        arrived = Arrived(trained, tensors, message.numbers, uploads.delivered, uploads.finite, rows)
+        arrived = Arrived(claimed, tensors, message.numbers, uploads.delivered, uploads.finite, rows)
         return self.contribution(broadcast, chunk, task, arrived), uploads
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:

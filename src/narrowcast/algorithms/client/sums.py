@@ -18,12 +18,15 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
+from narrowcast.algorithms.client.uploads import scaled
 from narrowcast.algorithms.codecs.sparsify import nonzero_rows
 from narrowcast.algorithms.local_training.factorisation_kernels import sum_rows
 from narrowcast.platform.compiled import compiled, read_only
+from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS
+from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, PrefixedArrays, RowChanges
 
 Weights = Annotated[Literal["examples", "equal"], Field(description="weights of the clients in the mean")]
@@ -200,6 +203,47 @@ def sum_of_rows(changes: RowChanges, weight: NDArray[Any], delivered: BoolArray)
 def stale_sum(partial: Arrays, factor: float) -> Arrays:
     """Return a partial sum with its tensors times `factor`, and their weights unchanged."""
     return {**partial, **TENSORS.add({name: values * factor for name, values in TENSORS.of(partial).items()})}
+
+
+class Privacy(Section):
+    """Changes of bounded norm, and Gaussian noise on their sum, over a fixed divisor.
+
+    Reference: McMahan, Ramage, Talwar and Zhang, Learning Differentially Private Recurrent Language Models, ICLR 2018
+    (arXiv:1710.06963), Algorithm 1 with flat clipping, for clients of equal weight.
+
+    The noise is simulated: it follows from the run's public seed. Nothing computes epsilon: that needs an accountant,
+    for `noise_multiplier`, the rate of `sampling: poisson` and the number of rounds. A codec acts after the clip and
+    may enlarge a norm again. A round in which nobody delivers has no noise.
+    """
+
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="S, largest L2 norm of a client's change")
+    noise_multiplier: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="z; the sum has noise of standard deviation z clip"
+    )
+    expected_clients: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="divisor of the sum, qW of the paper; null: those that delivered"
+    )
+
+    def clipped(self, tensors: Arrays) -> Arrays:
+        """Return tensors [C, ...] of which each client's have, together, a norm of at most `clip`."""
+        rows = [values.reshape(len(values), -1).astype(np.float64) for values in tensors.values()]
+        norms = np.sqrt(sum(np.square(values).sum(axis=1) for values in rows))
+        return scaled(tensors, np.minimum(1.0, self.clip / np.maximum(norms, self.clip)))
+
+    def noisy(self, total: Arrays, task: Task, round_index: int) -> Arrays:
+        """Return a sum of tensors with noise, and with the fixed divisor."""
+        if not float(total[WEIGHT]):
+            return total
+        noise = {
+            name: generator(task.seed, f"privacy {name}", round_index).standard_normal(values.shape)
+            for name, values in TENSORS.of(total).items()
+        }
+        deviation = self.noise_multiplier * self.clip
+        tensors = {
+            name: (values + deviation * noise[name]).astype(values.dtype) for name, values in TENSORS.of(total).items()
+        }
+        weight = total[WEIGHT] if self.expected_clients is None else np.array(self.expected_clients)
+        return {**total, **TENSORS.add(tensors), WEIGHT: weight}
 
 
 @dataclass(frozen=True)
