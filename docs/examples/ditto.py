@@ -25,7 +25,6 @@ class DittoStep:
 
     def step(self, values, slots, gradient, own, rate, step):
         """Move y and v."""
-        del own, step
         shared, personal = gradient(values, 0), gradient({name: slots[name] for name in values}, 0)
         for name, v in ((name, slots[name]) for name in values):
             v.sub_(personal[name] + self.nearness * (v - slots[f"w/{name}"]), alpha=rate)

@@ -22,12 +22,10 @@ class HeadThenBody:
 
     def init(self, start, own):
         """Keep nothing."""
-        del start, own
         return {}
 
     def step(self, values, slots, gradient, own, rate, step):
         """Move one of both."""
-        del slots, own
         for name, direction in gradient(values, 0).items():
             if name.startswith(self.head) == (step < self.head_steps):
                 values[name].sub_(direction, alpha=rate)
@@ -46,5 +44,4 @@ class FedRep(PartlyShared):
 
     def terms(self, chunk, task) -> LocalTerms:
         """Train the head, then the body."""
-        del chunk, task
         return LocalTerms(rule=HeadThenBody(self.head, self.head_steps))

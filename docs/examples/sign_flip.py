@@ -22,6 +22,5 @@ class SignFlip(Averaging):
 
     def tamper(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> LocalUpdates:
         """Return the changes, of attackers their opposite."""
-        del broadcast, task
         factor = np.where(chunk.clients < self.attackers, -self.scale, 1.0)
         return replace(updates, changes=scaled(updates.changes, factor))

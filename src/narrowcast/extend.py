@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.channel.links import Channel
     from narrowcast.algorithms.channel.radio import Downlink
     from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
-    from narrowcast.algorithms.client.sums import Privacy
+    from narrowcast.algorithms.client.sums import EACH, Privacy
     from narrowcast.algorithms.client.uploads import Message, scaled
     from narrowcast.algorithms.codecs.chain import (
         NO_STATE,
@@ -90,6 +90,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "EACH",
     "NO_STATE",
     "SERVER_ONLY",
     "Aggregator",
@@ -199,7 +200,7 @@ _HOMES = {
     "LearningRateSchedule": "algorithms.local_training.rules",
     **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.schemes"),
     **dict.fromkeys(("Arrived", "ClientPass", "Contribution"), "algorithms.client.client_pass"),
-    "Privacy": "algorithms.client.sums",
+    **dict.fromkeys(("EACH", "Privacy"), "algorithms.client.sums"),
     **dict.fromkeys(("Message", "scaled"), "algorithms.client.uploads"),
     **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.federated.unit_slices"),
     "load_experiment": "experiment",
