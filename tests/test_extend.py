@@ -44,7 +44,7 @@ def test_the_contract_of_every_registry_is_there() -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'Algoritm'; it has NO_STATE, SERVER_ONLY, "):
+    with pytest.raises(AttributeError, match="has no attribute 'Algoritm'; it has EACH, NO_STATE, SERVER_ONLY, "):
         _ = extend.Algoritm  # type: ignore[attr-defined]
 
 
