@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from narrowcast.laws import algorithm_laws, registries
 from narrowcast.laws.algorithm_laws import CODECS, LAWS, UNCODED, AlgorithmCase
+from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.catalog import ALGORITHMS
 
 FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -40,6 +41,13 @@ REMEMBERING = {
     for kind, algorithm in ALGORITHMS.items()
     for label, case in algorithm_laws.cases(algorithm_laws.server_variants(algorithm())).items()
 }
+
+
+@pytest.fixture(autouse=True)
+def _on_one_thread() -> Iterator[None]:
+    """Train on one thread, as runs and `narrowcast check` do."""
+    with one_thread():
+        yield
 
 
 def by_name(laws: tuple[Callable[[AlgorithmCase], None], ...]) -> Any:

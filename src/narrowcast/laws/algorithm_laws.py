@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from narrowcast.algorithms.client.client_pass import ClientPass
 from narrowcast.algorithms.client.uploads import scaled
 from narrowcast.algorithms.local_training.ratings import AlternatingGradient, RatingSGD
-from narrowcast.laws.law import require
+from narrowcast.laws.law import LawBrokenError, require
 from narrowcast.laws.small_tasks import (
     N_CLIENTS,
     PLAN,
@@ -33,6 +33,7 @@ from narrowcast.laws.small_tasks import (
     task_of,
     train_everyone,
 )
+from narrowcast.platform.config.catalog import SERVER_OPTIMIZERS
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
@@ -382,10 +383,27 @@ def a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state(case: Al
 def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: AlgorithmCase) -> None:
     """Lose all uploads of round 2, or give clients no bits, and compare round 3 with that of a server without round 2.
 
-    What a server keeps of its broadcasts, for the sizes of later ones, may differ; what it sends and does may not.
+    What a server keeps of its broadcasts, for the sizes of later ones, may differ; what it sends and does may not. A
+    case without a codec and a server optimizer is tried with every one that it takes, too.
     """
-    algorithm, task, clients = case.algorithm, case.task, np.array([1, 3, 4, 6])
-    server, state = stepped_server(algorithm, task, case.free), _rows(case.free.state, clients)
+    _is_left_by_silence(case.algorithm, case.task, case.free)
+    if case.coded or getattr(case.algorithm, "server_optimizer", case) is not None:
+        return
+    optimizers = {kind: {"server_optimizer": {"kind": kind}} for kind in SERVER_OPTIMIZERS}
+    for kind, algorithm in _with_fields(case.algorithm, optimizers).items():
+        try:
+            Run(PLAN, algorithm, case.task).check()
+        except UserError:
+            continue
+        try:
+            _is_left_by_silence(algorithm, case.task, train_everyone(algorithm, case.task))
+        except LawBrokenError as broken:
+            raise LawBrokenError(f"with server_optimizer = {kind}: {broken}") from broken
+
+
+def _is_left_by_silence(algorithm: Any, task: Task, free: ChunkResult) -> None:
+    clients = np.array([1, 3, 4, 6])
+    server, state = stepped_server(algorithm, task, free), _rows(free.state, clients)
     lost, nothing = np.ones(len(clients), dtype=bool), np.zeros(len(clients), dtype=np.int64)
     shortages: tuple[dict[str, Any], ...] = {"lost": lost}, {"budget_bits": nothing}
     for limits in shortages:
