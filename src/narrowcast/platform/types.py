@@ -294,8 +294,9 @@ class RowChanges:
 
     Shapes: rows [R], ascending in each client; values [R, k]; row_starts [C + 1], where each client's rows begin.
     `order` [C] are the places in the chunk of the clients whose rows follow each other; None if it is the chunk's.
-    `total` [n_rows, k] is the weighted sum over the clients whose changes will arrive, if the training was told so
-    much and added them up; it then kept no values. columns [C, k] are those that each client sends; None for all.
+    `total` [n_rows, k] is the weighted sum over the clients whose changes will arrive, and `touched` [n_rows] how many
+    of them changed each row, if the training was told so much and added them up; it then kept no values. columns [C, k]
+    are those that each client sends; None for all.
     """
 
     rows: IntArray
@@ -305,6 +306,7 @@ class RowChanges:
     order: IntArray | None = None
     columns: BoolArray | None = None
     total: NDArray[Any] | None = None
+    touched: FloatArray | None = None
 
     @classmethod
     def whole(cls, values: NDArray[Any]) -> RowChanges:

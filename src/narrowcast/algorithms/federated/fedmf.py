@@ -162,7 +162,8 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
         if self.aggregation == "weighted":
             counts: Summand = task.data.examples[chunk.clients].astype(np.float64)[:, None, None]
         elif self.aggregation == "per_item_mean":
-            counts = replace(rows, values=np.ones((len(rows.rows), 1)), total=None)
+            known = None if rows.touched is None else rows.touched[:, None]
+            counts = replace(rows, values=np.ones((len(rows.rows), 1)), total=known)
         else:
             assert rows.columns is not None and rows.order is not None
             owner = np.repeat(rows.order, np.diff(rows.row_starts))

@@ -309,7 +309,11 @@ class RowCohort:
         order, training = self.positions, self.task.training
         n_samples, values = self.samples.samples[order], result.row_changes
         rows = replace(self.rows, columns=columns)
-        rows = replace(rows, total=result.total) if values is None else replace(rows, values=values)
+        rows = (
+            replace(rows, total=result.total, touched=result.touched)
+            if values is None
+            else replace(rows, values=values)
+        )
         return LocalUpdates(
             changes={},
             state={USER_FACTORS: result.user_factors[order]},
