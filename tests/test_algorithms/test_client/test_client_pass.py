@@ -101,3 +101,9 @@ def test_a_client_whose_training_left_the_finite_numbers_keeps_its_state() -> No
 def test_methods_of_earlier_versions_are_named(name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         type("Old", (Algorithm,), {name: lambda *_: None})
+
+
+def test_partial_sums_are_added_in_the_order_of_the_chunks() -> None:
+    values = np.array([1.0, 1e8, -1e8, 3.0], dtype=np.float32)
+    total = add_up([{"a": value} for value in values])["a"]
+    assert total == ((values[0] + values[1]) + values[2]) + values[3] != values[0] + values[1] + (values[3] + values[2])

@@ -39,7 +39,7 @@ def test_each_client_takes_part_independently_at_the_rate(plan: Plan, rate: floa
 
 def test_only_free_clients_are_drawn() -> None:
     free = np.arange(20) % 2 == 0
-    plan = Plan(sampling=Poisson(rate=0.5))
+    plan = Plan(sampling=Poisson(), clients_per_round=10)  # half of all clients, whoever is free
     for number in range(1, 20):
         everyone = sample_cohort(plan, np.arange(20), number)
         assert sample_cohort(plan, np.arange(20), number, free).tolist() == everyone[free[everyone]].tolist()
