@@ -1,5 +1,7 @@
 """The types that data flows through, from a client's profile to the record of a round.
 
+They stand in one file, longer than a chapter, as every layer speaks in them and none may import another for a type.
+
 Letters: C clients of a chunk or cohort, U clients in all, N items (rows of the item matrix), d embedding dimension,
 r rank, R rows that a chunk's clients touch, n examples.
 """
