@@ -322,7 +322,7 @@ class RowChanges:
         """The position of each client in `order`, [C]."""
         return np.arange(len(self.row_starts) - 1) if self.order is None else np.argsort(self.order)
 
-    @property
+    @cached_property
     def counts(self) -> IntArray:
         """The number of rows of each client, [C]."""
         return np.diff(self.row_starts)[self._positions]

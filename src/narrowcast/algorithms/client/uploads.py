@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -392,7 +393,7 @@ class Message:
     likely: Callable[[int], LikelyRows] | None = None
     wire: Wire[Any, Any] | None = None
 
-    @property
+    @cached_property
     def ranks(self) -> IntArray | None:
         """The ranks of the clients' updates, [C], or bounds on them; None if updates have none."""
         if self.columns is not None:

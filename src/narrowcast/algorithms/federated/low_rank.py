@@ -244,7 +244,8 @@ class LowRank(RowAveraging, ABC):
         """Send A, in the columns that each client trained, and the vectors."""
         if updates.rows:
             rows = partial(self._sizes_of_rows, chunk, task, updates.rows[ITEM_FACTORS])
-            levels = self.choose_ranks(rows, chunk, task)[1] if self.codec else None
+            budgeted = self.codec and chunk.budget_bits is not None
+            levels = self.choose_ranks(rows, chunk, task)[1] if budgeted else None
             return replace(super().message(broadcast, chunk, task, updates), levels=levels)
         return Message(updates.changes, columns=self._columns(self.final(broadcast), chunk, task))
 

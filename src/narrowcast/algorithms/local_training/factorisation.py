@@ -308,12 +308,10 @@ class RowCohort:
         """Return the result of training these columns [C, k], in the order of the chunk."""
         order, training = self.positions, self.task.training
         n_samples, values = self.samples.samples[order], result.row_changes
-        rows = replace(self.rows, columns=columns)
-        rows = (
-            replace(rows, total=result.total, touched=result.touched)
-            if values is None
-            else replace(rows, values=values)
-        )
+        if values is None:
+            rows = replace(self.rows, columns=columns, total=result.total, touched=result.touched)
+        else:
+            rows = replace(self.rows, columns=columns, values=values)
         return LocalUpdates(
             changes={},
             state={USER_FACTORS: result.user_factors[order]},

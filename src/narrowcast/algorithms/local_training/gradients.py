@@ -34,11 +34,13 @@ def layers_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name]
 
 
+@lru_cache(maxsize=4)
 def gains_from_batching(module: nn.Module) -> bool:
     """Return whether the module is a chain of linear and elementwise layers; it batches into a few matrix products.
 
     Not so a chain that has a layer or a weight twice, frozen or further parameters, half types, parametrisations,
-    hooks, a forward pass of its own, or a flattening anywhere but before the first linear layer.
+    hooks, a forward pass of its own, or a flattening anywhere but before the first linear layer. The module must not
+    change afterwards.
     """
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return False
