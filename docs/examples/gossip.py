@@ -10,7 +10,16 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.extend import EACH, SERVER_ONLY, Averaging, Broadcast, Contribution, PrefixedArrays
+from narrowcast.extend import (
+    EACH,
+    SERVER_ONLY,
+    Averaging,
+    Broadcast,
+    Contribution,
+    NeuralNetwork,
+    PrefixedArrays,
+    UserError,
+)
 
 MODELS, CLIENTS = PrefixedArrays(SERVER_ONLY.name("models/")), "clients"
 
@@ -28,6 +37,12 @@ class Gossip(Averaging):
     def traits(self):
         """A client that is drawn twice mixes once."""
         return replace(super().traits, counts_draws=False)
+
+    def check(self, task):
+        """Refuse item matrices, whose clients cannot start from one of their own."""
+        super().check(task)
+        if not isinstance(task.model, NeuralNetwork):
+            raise UserError(f"gossip trains networks, not {task.model.kind}")
 
     def mixing(self, n):
         """Return the mixing matrix of n clients in a ring, [n, n]."""

@@ -25,7 +25,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
         ("city_fleet:CityFleet", "fleet", ("--kind", "fleet")),
         *(
             pytest.param(spec, "algorithm", (), marks=pytest.mark.slow)
-            for spec in ("fedavgm:FedAvgM", "dp_fedavg:DPFedAvg", "sign_flip:SignFlip")
+            for spec in (
+                *("fedavgm:FedAvgM", "dp_fedavg:DPFedAvg", "sign_flip:SignFlip"),
+                *("ditto:Ditto", "fedrep:FedRep", "gossip:Gossip"),
+            )
         ),
     ],
 )
