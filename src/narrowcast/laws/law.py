@@ -1,4 +1,4 @@
-"""How a law is tried on a case, and its verdict.
+"""The trial of a law on a case, and its verdict.
 
 Every file of laws imports this module, which imports no class that has laws, so that there is no import cycle.
 """

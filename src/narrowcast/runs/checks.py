@@ -310,7 +310,7 @@ class Verification(ABC, Generic[StateT]):
 
     folder: Path
     digest: str
-    """That of the configuration."""
+    """The digest of the configuration."""
     data: RunInput
     """The data set or the problem, as it is now."""
     journal: Journal

@@ -222,8 +222,8 @@ class SingleRow:
 
 
 Evidence = Literal["seed", "components", "examples"]
-"""How a row is attributed: by the negatives that the public seed gives, if only one client's contain the item; by the
-components in which the row is not zero, if only one client sent these; or, to compare with, by the most examples."""
+"""The evidence by which a row is attributed: the negatives that the public seed gives, if only one client's contain the
+item; the components in which the row is not zero, if only one client sent these; or, to compare with, most examples."""
 
 
 def single_rows(total: OpenedSum) -> IntArray:

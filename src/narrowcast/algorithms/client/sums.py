@@ -1,11 +1,4 @@
-"""The sums of a round, and their layout under secure aggregation.
-
-The sums of a round: weights of the clients, partial sums of the chunks, and divisors.
-
-The layout of the sum that an algorithm's server needs: which numbers clients add up, and which of them they send.
-
-An algorithm that declares it, by `sum_layout`, can run under secure aggregation, which adds up integers unread.
-"""
+"""The sums of a round: weights of clients, partial sums of chunks, divisors; their layout under secure aggregation."""
 
 from __future__ import annotations
 
@@ -285,6 +278,8 @@ GroupsOfRanks = Callable[[IntArray, IntArray, int, int], BoolArray]
 @dataclass(frozen=True)
 class SumLayout:
     """The groups of entries of a round's sum, and bounds on what is added up.
+
+    An algorithm that declares it, by `sum_layout`, can run under secure aggregation, which adds up integers unread.
 
     `shapes` maps each array of the algorithm's partial sum to its shape and dtype. `max_clients` and `max_weight` bound
     the number of clients of a round and the sum of their weights. With `one_weight` all counts of a client equal its

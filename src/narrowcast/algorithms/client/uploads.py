@@ -1,8 +1,6 @@
-"""Uploads of a chunk of clients, one by one: encode within the budget, decode, account; and the chunk's result.
+"""Uploads of the clients of a chunk: encode each within its budget, decode it, account for it; and the chunk's result.
 
 A client sends whole tensors, or the rows of a tensor that it changed.
-
-Parts of a flat mapping of arrays, each under a prefix of its own: a server state, client states, a partial sum.
 """
 
 from __future__ import annotations
@@ -360,7 +358,7 @@ WIRES: Mapping[str, Wire[Any, Any]] = {
     "touched": send_touched_rows,
     "all": send_whole_matrix,
 }
-"""How messages go through a codec, by their layout."""
+"""The encoding and decoding of one client's message through a codec, by its layout."""
 
 COUNT_BITS = 32
 """The size of a whole number beside tensors."""

@@ -6,12 +6,9 @@ random one that follows from the seed, as in CoLR, costs nothing and holds 1 / d
 number of directions and the quantiser's levels that lose least within its bits. Updates in different directions cannot
 be added up undecoded, so secure aggregation refuses them. Letters: Q [N, d], a client's change [m, d] of m rows.
 
-Fewer rows for a budget that does not carry a client's whole update: those that changed most, or a random choice.
-
-The rows that a client touched cost more than their values: on MovieLens-1M their list takes about 2,300 bits of an
-upload, the values of one direction 500 to 1,500. Coarser levels therefore save little, and fewer rows nearly all.
-
-The codec of algorithms whose clients choose their directions and their levels together.
+A budget that does not carry a client's whole update carries fewer rows: those that changed most, or a random choice. On
+MovieLens-1M the list of the touched rows takes about 2,300 bits of an upload, the values of one direction 500 to 1,500.
+Coarser levels therefore save little, and fewer rows nearly all.
 """
 
 from __future__ import annotations

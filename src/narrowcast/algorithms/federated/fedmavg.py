@@ -1,15 +1,7 @@
-"""FedMAvg: model averaging for federated matrix factorisation, in which every client trains and few send.
+"""FedMAvg and SFMF: clients keep the factors of their columns, and send changes of the factors of the rows.
 
-Reference: Wang, Suwandi and Chang, Demystifying Model Averaging for Communication-Efficient Federated Matrix
-Factorization, ICASSP 2021, Algorithm 1. Letters: X = [X_1 .. X_P] the columns of the clients, W the server's factors,
-H_p those of client p, omega_p its weight, m the number of draws of senders.
-
-SFMF: federated matrix factorisation by gradients of the item factors, which can be sent encrypted.
-
-Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020 (arXiv:1906.05108), and the
-released code (Di-Chai/FedMF). The kind `fedmf` is the averaging of item matrices that is named after this paper.
-
-Common part of algorithms whose clients keep the factors of their columns and send changes of the rows' factors.
+Letters: X = [X_1 .. X_P] the columns of the clients, W the server's factors, H_p those of client p, omega_p its weight,
+m the number of draws of senders.
 """
 
 from __future__ import annotations
@@ -137,6 +129,9 @@ class FactorAveraging(SizesDownloads, ClientPass, ABC):
 class FedMAvg(FactorAveraging):
     """Model averaging for matrix factorisation: every client trains its own columns, and only those drawn send W.
 
+    Reference: Wang, Suwandi and Chang, Demystifying Model Averaging for Communication-Efficient Federated Matrix
+    Factorization, ICASSP 2021, Algorithm 1.
+
     A round is Q1 projected gradient steps on H_p and then steps on W_p, on every client of the cohort; see
     `training.kind: alternating_gradient`. With `senders` m, m clients are drawn with replacement with probabilities
     omega_p from the public seed, and W becomes the projection of the mean of the W_p drawn. Without it every client
@@ -206,6 +201,10 @@ class FedMAvg(FactorAveraging):
 
 class SFMF(FactorAveraging):
     """Gradients of the items' factors from the users, added up under encryption: W -= sum of the users' gradients.
+
+    Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020 (arXiv:1906.05108), and
+    the released code (Di-Chai/FedMF). The kind `fedmf` is the averaging of item matrices that is named after this
+    paper.
 
     Users take an SGD step on their own factors at each of their ratings, and send the gradients of the items that they
     rated; see `training.kind: rating_sgd`. With `rows: all`, the paper's FullText, a user sends the gradients of all

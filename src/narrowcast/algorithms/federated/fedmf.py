@@ -1,9 +1,9 @@
 """FedMF: federated averaging of the whole item matrix Q [N, d]. The kind `fedmf` is not Chai's secure protocol.
 
+`RowAveraging` is the averaging of rows that CoLR, SCoLR and adaptive SVD extend too.
+
 Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020; McMahan et al., AISTATS
 2017. The baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748).
-
-Checks of algorithms that train rows of the item matrix, and the rows that a client is expected to touch.
 """
 
 from __future__ import annotations

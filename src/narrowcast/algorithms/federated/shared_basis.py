@@ -2,9 +2,8 @@
 
 An item matrix Q [N, d] changes by A B with A [N, r] and B [r, d]. Of a network, every weight with two or more
 dimensions changes so, the rest is trained and sent whole. A weight is viewed as the matrix W [m, d] whose shorter side
-is d, transposed if that is the first; r is the algorithm's rank, or d if that is less.
-
-Rank policies: the choice of each SCoLR client's rank r_u in a round. Layouts of the sum of A, for secure aggregation.
+is d, transposed if that is the first; r is the algorithm's rank, or d if that is less. A rank policy chooses the rank
+r_u of each SCoLR client in a round.
 """
 
 from __future__ import annotations

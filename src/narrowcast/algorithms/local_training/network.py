@@ -46,7 +46,7 @@ from narrowcast.platform.types import FloatArray, IntArray, LocalRule, Rebuild
 
 @dataclass(frozen=True)
 class Steps:
-    """What a client's steps have besides the gradient of the loss, in the order of torch's optimisers.
+    """The terms of a client's steps besides the gradient of the loss, in the order of torch's optimisers.
 
     `rule` takes them with g + weight_decay y + correction. g is the gradient of the loss, multiplied by `gains`
     [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. A learning rate is a scalar

@@ -2,8 +2,6 @@
 
 An algorithm may bring a rule of its own in their place. Each client's step is that of torch's optimiser of the same
 name, for one client and for many at once.
-
-Learning-rate schedules: the factor of `training.learning_rate` in each round, or at each local step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Local training of neural networks: the common part of its optimisers, and SGD.
+"""Local training of neural networks, of any torch module: SGD, Adam and AdamW, and what they have in common.
 
-The local training of one call, or of the calls of several runs as one program.
-
-Local training of neural networks by Adam and by AdamW, for any torch module.
+`train_calls` trains the clients of one call, or those of the calls of several runs as one program.
 """
 
 from __future__ import annotations
@@ -118,8 +116,8 @@ def _in_phases(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     terms, training = calls[0].terms, calls[0].task.training
     schedule = training.learning_rate_schedule
     if terms.rule is not None or (schedule is not None and schedule.by_step):
-        given = "local step of its own" if schedule is None else f"training.learning_rate_schedule = {schedule.kind}"
-        raise UserError(f"{given}: this algorithm trains in phases, which take plain steps; {BY_ROUND_ADVICE}")
+        unfit = "local step of its own" if schedule is None else f"training.learning_rate_schedule = {schedule.kind}"
+        raise UserError(f"{unfit}: this algorithm trains in phases, which take plain steps; {BY_ROUND_ADVICE}")
     left = [epochs_of(call.chunk, call.terms, training.epochs) for call in calls]
     rest = Phase(trained_names(calls[0]), max(int(epochs.max(initial=0)) for epochs in left))
     ended: list[LocalUpdates] = []

@@ -1,4 +1,4 @@
-"""Who takes part in the sum of a round: clients and ranks, the counts that release a row, and the keys of the round.
+"""Participation in the sum of a round: clients and ranks, the counts that release a row, and the keys of the round.
 
 Participants and ranks are decided before the training from the clients' links. The size of everything that a client
 sends is known beforehand, keys and shares included. Under masks it grows with the number of participants, so the cohort

@@ -27,7 +27,7 @@ def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -
 
 @dataclass(frozen=True)
 class Draw:
-    """What a draw of clients depends on; it is made by the server, from the public seed.
+    """The arguments of a draw of clients, which the server makes from the public seed.
 
     `size` clients are asked for. `rotation` [U] is `Sampling.order`, and `first` the number of clients that were asked
     for before. Only clients that are `free` [U] can be drawn, None if all are. `part` tells the draws of a round apart.
