@@ -376,9 +376,9 @@ def test_the_ui_says_where_the_runs_are_and_leaves_no_process(runs: Path, closed
         assert not psutil.wait_procs(servers, 10)[1]
 
 
-def test_runs_that_no_store_holds_are_one_line(tmp_path: Path) -> None:
+def test_runs_that_no_store_holds_are_one_line(tmp_path: Path, closed_port: int) -> None:
     (tmp_path / "mlflow.db").write_text("garbage")
-    said = narrowcast("ui", "--output", tmp_path)
+    said = narrowcast("ui", "--output", tmp_path, "--port", closed_port)
     assert_refused(said, "no MLflow store answers at sqlite:", "file is not a database", "tracking.uri")
 
 
