@@ -122,11 +122,9 @@ INITIAL_STATE = {
     f"algorithms/federated/{name}.py"
     for name in (
         "adaptive_atomo",
-        "adaptive_svd",
         "fedavg",
         "fedmavg",
         "fedmf",
-        "low_rank",
         "scaffold",
         "submodel",
     )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.client.sums import RowSum
+from narrowcast.algorithms.client.sums import TensorSum
 from narrowcast.algorithms.local_training.factorisation import FactorisationSGD, RowCohort
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.data.interactions import Interactions
@@ -68,7 +68,7 @@ class ComponentCounter(Executor):
         round_index = chunks[0].round_index
         if round_index == 1 or round_index % EVERY == 0:
             self.counts[round_index] = [row for chunk in chunks for row in self._count(broadcast, chunk)]
-            mean = RowSum.of(self.algorithm.fold([result.partial for result in results])).mean()
+            mean = TensorSum.of(self.algorithm.fold([result.partial for result in results])).mean(ITEM_FACTORS)
             self.of_mean.append(count_components(mean, len(mean), list(SHARES.values())))
         return results
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from narrowcast.algorithms.client.sums import RowSum
+from narrowcast.algorithms.client.sums import TensorSum
 from narrowcast.algorithms.codecs.chain import Codec, Stages
 from narrowcast.algorithms.codecs.low_rank import draw_basis
 from narrowcast.algorithms.codecs.messages import WHOLE, CodedTensors
@@ -92,9 +92,9 @@ def test_with_error_feedback_nothing_is_lost_but_delayed() -> None:
     for round_index in range(1, 5):
         broadcast = algorithm.broadcast(server, task, round_index).arrays
         rows = np.random.default_rng(round_index).normal(size=exact.shape).astype(np.float32)
-        total = RowSum(rows * 3, np.full((len(rows), 1), 3.0)).arrays()
+        total = TensorSum({ITEM_FACTORS: rows * 3}, np.full((len(rows), 1), 3.0)).arrays()
         server = algorithm.step(server, broadcast, total, task, 1)
-        exact += RowSum.of(total).mean()
+        exact += TensorSum.of(total).mean(ITEM_FACTORS)
         owed = server["downlink/memory/memory/matrix"]
         assert np.abs(owed).max() > 0.1, "rank 1 leaves out most of a random matrix"
         np.testing.assert_allclose(np.asarray(server[ITEM_FACTORS]) + owed, exact, atol=1e-5)
@@ -125,7 +125,7 @@ def test_a_memory_does_not_fit_a_basis_that_changes(algorithm: type[CoLR] | type
 def test_a_change_that_is_not_finite_keeps_the_memory() -> None:
     algorithm, task = FedMF(downlink_codec=FEEDBACK), task_of(MODEL)
     server = algorithm.init(task)
-    total = RowSum(np.full((130, 8), np.nan, np.float32), np.ones((130, 1))).arrays()
+    total = TensorSum({ITEM_FACTORS: np.full((130, 8), np.nan, np.float32)}, np.ones((130, 1))).arrays()
     after = algorithm.step(server, algorithm.broadcast(server, task, 1).arrays, total, task, 1)
     assert np.isnan(after[ITEM_FACTORS]).all()
     assert set(after) == set(server)

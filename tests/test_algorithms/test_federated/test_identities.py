@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.client.sums import ROWS, RowSum
+from narrowcast.algorithms.client.sums import ROWS, TensorSum
 from narrowcast.algorithms.codecs.low_rank import draw_basis
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
@@ -78,13 +78,13 @@ def test_weighted_with_equal_sizes_is_the_plain_mean(algorithm: type[FedMF | CoL
     results = [train(algorithm(aggregation=name), task, np.arange(6)) for name in ("weighted", "per_item_mean")]
     weighted, per_item = (fold(each) for each in results)
     assert weighted["weight"].tolist() == [[6 * 12]]
-    assert relative_error(RowSum.of(weighted).mean(), per_item[ROWS] / 6) <= 1e-6
+    assert relative_error(TensorSum.of(weighted).mean(ITEM_FACTORS), per_item[ROWS] / 6) <= 1e-6
 
 
 def test_weighted_follows_the_clients_examples() -> None:
     task = make_task(synthetic([5, 20]))
-    alone = [RowSum.of(fold(train(FedMF(), task, np.array([client])))).mean() for client in (0, 1)]
-    together = RowSum.of(fold(train(FedMF(aggregation="weighted"), task, np.arange(2)))).mean()
+    alone = [TensorSum.of(fold(train(FedMF(), task, np.array([client])))).mean(ITEM_FACTORS) for client in (0, 1)]
+    together = TensorSum.of(fold(train(FedMF(aggregation="weighted"), task, np.arange(2)))).mean(ITEM_FACTORS)
     assert relative_error(together, (5 * alone[0] + 20 * alone[1]) / 25) <= 1e-6
 
 
@@ -94,7 +94,7 @@ def test_per_item_mean_of_one_client_is_its_own_change(algorithm: FedMF | CoLR |
     for client in (1, 2):
         total = fold(train(algorithm, task, np.array([client])))
         assert set(np.unique(total["weight"])) == {0.0, 1.0}
-        assert np.array_equal(RowSum.of(total).mean(), total[ROWS])
+        assert np.array_equal(TensorSum.of(total).mean(ITEM_FACTORS), total[ROWS])
 
 
 SHAPES = [(1, 1), (1, 8), (4, 8), (8, 8), (1, 64), (4, 64), (64, 64), (7, 65), (128, 128)]

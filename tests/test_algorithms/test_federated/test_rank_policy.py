@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.client.sums import ROWS, RowSum
+from narrowcast.algorithms.client.sums import ROWS, TensorSum
 from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, UniformRank
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
@@ -124,4 +124,4 @@ def test_a_round_in_which_nobody_affords_anything_leaves_the_model_alone() -> No
     assert not ledger.delivered.any()
     assert np.array_equal(after.server[ITEM_FACTORS], before.server[ITEM_FACTORS])
     assert (after.clients[USER_FACTORS] != algorithm.init_clients(task)[USER_FACTORS]).any(axis=1).all()
-    assert not RowSum.of({ROWS: np.zeros((3, 2)), "weight": np.zeros((3, 1))}).mean().any()
+    assert not TensorSum.of({ROWS: np.zeros((3, 2)), "weight": np.zeros((3, 1))}).mean(ITEM_FACTORS).any()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cohorts import Cohort, random_cohort
-from narrowcast.algorithms.client.sums import ROWS, RowSum
+from narrowcast.algorithms.client.sums import ROWS, TensorSum
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
@@ -14,7 +14,7 @@ from narrowcast.algorithms.local_training.factorisation_kernels import Subspace
 from narrowcast.algorithms.local_training.negatives import draw_batches
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.contracts import Algorithm
-from narrowcast.platform.models.model import USER_FACTORS
+from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.types import Chunk, ChunkResult
 from per_client import (
     Array,
@@ -64,7 +64,8 @@ def test_batched_program_equals_the_per_client_reference(case: int, name: str) -
 def compare_float32(result: ChunkResult, wanted: Trained) -> None:
     delivered = result.ledger.delivered
     assert (delivered == (result.ledger.rank > 0)).all()
-    assert relative_error(RowSum.of(result.partial).mean(), wanted.per_item_mean(delivered)) <= FLOAT32_BOUND
+    mean = TensorSum.of(result.partial).mean(ITEM_FACTORS)
+    assert relative_error(mean, wanted.per_item_mean(delivered)) <= FLOAT32_BOUND
     assert relative_error(result.state[USER_FACTORS], wanted.user_factors) <= FLOAT32_BOUND
     assert relative_error(result.ledger.loss, wanted.loss) <= FLOAT32_BOUND
 

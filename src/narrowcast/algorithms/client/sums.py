@@ -12,7 +12,6 @@ from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.client.uploads import scaled
-from narrowcast.algorithms.codecs.sparsify import nonzero_rows
 from narrowcast.algorithms.local_training.factorisation_kernels import sum_rows
 from narrowcast.platform.compiled import compiled, read_only
 from narrowcast.platform.config.files import Section
@@ -83,36 +82,9 @@ def add_up(partials: Sequence[Arrays]) -> Arrays:
     return {**total, **each}
 
 
-@dataclass(frozen=True)
-class RowSum:
-    """The weighted sum of clients' row changes [N, k], and its divisor [N, 1], [N, k] or [1, 1]."""
-
-    total: NDArray[np.float32]
-    weight: FloatArray
-
-    @classmethod
-    def of(cls, arrays: Arrays) -> Self:
-        """Read the sum from its arrays."""
-        return cls(np.asarray(arrays[ROWS]), np.asarray(arrays[WEIGHT], dtype=np.float64))
-
-    def arrays(self) -> Arrays:
-        """Return the sum under the names of its arrays."""
-        return {ROWS: self.total, WEIGHT: self.weight}
-
-    def mean(self) -> NDArray[np.float32]:
-        """Return the mean change of every row, [N, k]; 0 where no client sent anything."""
-        mean = np.empty(self.total.shape, dtype=np.float32)
-        _divide(read_only(self.total, self.total.dtype), read_only(self.weight, np.float64), mean)
-        return mean
-
-    def changed_rows(self) -> BoolArray:
-        """Return the rows that the mean changes, [N]."""
-        return nonzero_rows(self.total)
-
-
 @compiled()
-def _divide(total: NDArray[np.floating], weight: FloatArray, mean: NDArray[np.float32]) -> None:
-    """Write total / max(weight, 1), computed in float64; the weight is [N, 1], [N, k] or [1, 1]."""
+def _divide(total: NDArray[np.floating], weight: FloatArray, mean: NDArray[np.floating]) -> None:
+    """Write total / max(weight, 1), computed in float64; the weight is [N, 1], [N, k], [1, k] or [1, 1]."""
     for row in range(len(total)):
         divisors = weight[row if len(weight) > 1 else 0]
         if len(divisors) == 1:
@@ -126,10 +98,10 @@ def _divide(total: NDArray[np.floating], weight: FloatArray, mean: NDArray[np.fl
 
 @dataclass(frozen=True)
 class TensorSum:
-    """The weighted sum of clients' tensors, and the sum of the weights, a scalar.
+    """The weighted sum of clients' tensors, or of rows of the item matrix, and the divisor of its mean.
 
-    `component_weights` [r] has the weight of the clients that sent each column of a tensor, for tensors of which
-    clients send some columns.
+    `weight` is a number; of a sum of rows [N, k] it is [N, 1], [N, k] or [1, 1]. `component_weights` [r] has the weight
+    of the clients that sent each column of a tensor, for tensors of which clients send some columns.
     """
 
     tensors: Arrays
@@ -154,7 +126,8 @@ class TensorSum:
     @classmethod
     def of(cls, arrays: Arrays) -> Self:
         """Read the sum from its arrays."""
-        return cls(TENSORS.of(arrays), np.asarray(arrays[WEIGHT]), COMPONENT_WEIGHTS.of(arrays))
+        weight = np.asarray(arrays[WEIGHT], dtype=np.float64)
+        return cls(TENSORS.of(arrays), weight, COMPONENT_WEIGHTS.of(arrays))
 
     def arrays(self) -> Arrays:
         """Return the sum under the names of its arrays."""
@@ -165,8 +138,16 @@ class TensorSum:
         }
 
     def mean(self, name: str) -> NDArray[Any]:
-        """Return the weighted mean of one tensor; 0 if no client delivered."""
-        return np.asarray(self.tensors[name]) / (float(self.weight) or 1.0)
+        """Return the weighted mean of one tensor; 0 where no client delivered anything.
+
+        A divisor of its own, of a row or a column, is a count or a number of examples, so that it is 0 or at least 1.
+        """
+        total, divisor = np.asarray(self.tensors[name]), self.component_weights.get(name, self.weight)
+        if not np.ndim(divisor):
+            return total / (float(divisor) or 1.0)
+        mean = np.empty(total.shape, total.dtype)
+        _divide(read_only(total, total.dtype), read_only(np.atleast_2d(divisor), np.float64), mean)
+        return mean
 
     def means(self) -> dict[str, NDArray[Any]]:
         """Return the weighted mean of every tensor."""

@@ -100,8 +100,7 @@ class AdaptiveAtomo(ClientPass):
         sums, rate = TensorSum.of(total), self.server_learning_rate
         after: dict[str, NDArray[Any]] = {}
         for name, values in self.final(server).items():
-            divisor = np.where(sums.weight > 0, sums.weight, 1.0)
-            mean = (rate * sums.tensors[name] / divisor).astype(values.dtype)
+            mean = rate * sums.mean(name)
             after[UPDATE.name(name)], after[name] = mean, values + mean
         return after
 

@@ -25,23 +25,22 @@ from pydantic import Field
 from narrowcast.algorithms.channel.curves import DistortionCurves
 from narrowcast.algorithms.channel.joint import STEPS, RankLevelGrid, bits_per_value, head_bits, symbol_bits
 from narrowcast.algorithms.client.client_pass import Arrived, Contribution
-from narrowcast.algorithms.client.sums import WEIGHT, RowSum
+from narrowcast.algorithms.client.sums import WEIGHT
 from narrowcast.algorithms.client.uploads import Message, Sent
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate, Stage, Stages, refuse_stateful
 from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.low_rank import truncated_svd
-from narrowcast.algorithms.codecs.messages import RowsPayload, RowUpdate, decode_rows, encode_rows
+from narrowcast.algorithms.codecs.messages import RowUpdate, decode_rows, encode_rows
 from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.federated.fedmf import (
-    CHANGED_ROWS,
     RowAveraging,
     check_rank,
     expected_rows,
     named_rows,
     only_factorisation,
 )
-from narrowcast.platform.contracts import Broadcast, RateDistortion, Task, Traits
+from narrowcast.platform.contracts import RateDistortion, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS
@@ -107,7 +106,6 @@ def check_adaptive_codec(kind: str, codec: Sequence[Stage]) -> None:
     refuse_stateful(codec, f"the directions of {kind} change in every round; use it with fedmf or fedavg")
 
 
-_UPDATE = "update"
 _SIZE_MARGIN = 1.08  # of an upload at fixed levels over its estimate, which it exceeds by up to 6 % on MovieLens-1M
 NORM_BITS = 32.0  # two bfloat16 norms for a column: of the rows, and of the directions
 SHARED_NORM_BITS = 48.0  # with shared negatives three: of the likely rows, of the others, and of the directions
@@ -164,44 +162,6 @@ class AdaptiveSVD(RowAveraging):
     def traits(self) -> Traits:
         """Uploads are touched rows through a codec."""
         return replace(super().traits, codes_row_lists=True)
-
-    def init(self, task: Task) -> Arrays:
-        """Return Q, and the change that the last round made to it: none."""
-        server = task.initial_parameters()
-        update = np.zeros(server[ITEM_FACTORS].shape, dtype=np.float32)
-        held = self.begun_download(server)
-        return {**server, _UPDATE: update, CHANGED_ROWS: np.zeros(len(update), dtype=bool), **held}
-
-    def init_clients(self, task: Task) -> Arrays:
-        """Return the user factors P [U, d]."""
-        return task.model.init_clients(task.data, task.private_seed.value)
-
-    # Server half
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Send Q to a newcomer, and the rows that the last round changed to a client that holds the rest."""
-        item_factors = np.asarray(server[ITEM_FACTORS])
-        if self.download is not None:
-            return self.download.broadcast({ITEM_FACTORS: item_factors}, server, task, round_index)
-        n_items, changed = len(item_factors), np.flatnonzero(server[CHANGED_ROWS])
-        full = RowsPayload(n_items, np.arange(n_items), item_factors, "all", mask=False)
-        update = RowsPayload(n_items, changed, np.asarray(server[_UPDATE])[changed], "touched", mask=False)
-        return Broadcast({ITEM_FACTORS: item_factors}, full, update if round_index > 1 else None)
-
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return Q plus the mean of the decoded changes, at the server's learning rate."""
-        del task, round_index
-        rows = RowSum.of(total)
-        update = rows.mean() * np.float32(self.server_learning_rate)
-        item_factors = np.asarray(server[ITEM_FACTORS]) + update
-        held = self.kept_download(self.final(server), server, broadcast)
-        return {ITEM_FACTORS: item_factors, _UPDATE: update, CHANGED_ROWS: rows.changed_rows(), **held}
-
-    def final(self, server: Arrays) -> Arrays:
-        """Return Q."""
-        return {ITEM_FACTORS: server[ITEM_FACTORS]}
-
-    # Client half
 
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Send each change in its own directions."""

@@ -22,15 +22,16 @@ from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contri
 from narrowcast.algorithms.client.sums import (
     WEIGHT,
     Aggregation,
-    RowSum,
     SumLayout,
     Summand,
+    TensorSum,
     row_sum_layout,
     row_weights,
 )
 from narrowcast.algorithms.client.uploads import Message, Uploads, init_codec_state, row_bits
 from narrowcast.algorithms.codecs.chain import Stages
-from narrowcast.algorithms.codecs.messages import LIKELY, WHOLE, LikelyRows, RowLayout, RowsPayload
+from narrowcast.algorithms.codecs.messages import LIKELY, WHOLE, DensePayload, LikelyRows, RowLayout, RowsPayload
+from narrowcast.algorithms.codecs.sparsify import nonzero_rows
 from narrowcast.algorithms.federated.downloads import (
     CodedChange,
     Download,
@@ -91,6 +92,15 @@ def named_rows(task: Task, cohort: IntArray) -> FloatArray:
     return expected_rows(task, cohort)
 
 
+CHANGED_ROWS = "changed_rows"
+"""The rows that the last round changed, in a server state; [N]."""
+
+
+def changed_rows(change: Arrays) -> dict[str, BoolArray]:
+    """Return which rows of the item matrix a change has, as an entry of the server state; none for a network."""
+    return {CHANGED_ROWS: nonzero_rows(change[ITEM_FACTORS])} if ITEM_FACTORS in change else {}
+
+
 class RowAveraging(SizesDownloads, ClientPass, ABC):
     """An algorithm whose clients train the rows of Q that they touch, and send their changes; the server adds means.
 
@@ -104,8 +114,69 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
 
     @property
     def row_layout(self) -> RowLayout:
-        """The rows that clients send: those that they touch, or all, by a field `rows`."""
+        """The rows that clients send, and the server to those that follow: those that changed, or all."""
         return "touched"
+
+    @property
+    def coded_change(self) -> CodedChange:
+        """The coding of the mean change, by which the server moves its model too: none."""
+        return CodedChange(())
+
+    def init(self, task: Task) -> Arrays:
+        """Return Q, and the rows that the last round changed: none."""
+        server = task.initial_parameters()
+        shape = np.shape(server[ITEM_FACTORS])
+        changed = changed_rows({ITEM_FACTORS: np.zeros(shape)})
+        return {**server, **changed, **self.coded_change.init({WHOLE: shape}), **self.begun_download(server)}
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the private parameters of all clients, such as the user factors P [U, d], and the codec's state."""
+        clients = task.model.init_clients(task.data, task.private_seed.value)
+        if not any(stage.remembers for stage in self.codec):
+            return clients
+        rows = np.broadcast_to(np.float32(0), (task.data.n_items, clients[USER_FACTORS].shape[1]))
+        return {**clients, **init_codec_state(self.codec, task.data.n_clients, {LIKELY: rows})}
+
+    # Server half
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Send Q; to a client that holds the last round's, its changed rows, or the last change as it was coded."""
+        model, coded = self.final(server), self.coded_change
+        if self.download is not None:
+            return self.download.broadcast(model, server, task, round_index)
+        last = coded.message(server) or self.payload(model, server[CHANGED_ROWS])
+        arrays = {**model, **coded.broadcast(task.seed, round_index)}
+        return Broadcast(arrays, self.payload(model), last if round_index > 1 else None)
+
+    def payload(self, model: Arrays, changed: BoolArray | None = None, seed: int | None = None) -> Payload:
+        """Return the message of a model or of a change; of an item matrix the rows `changed` [N], None for all."""
+        if ITEM_FACTORS not in model:
+            return DensePayload.of(model, seed=seed)
+        values = np.asarray(model[ITEM_FACTORS])
+        if changed is None:
+            return RowsPayload(len(values), np.arange(len(values)), values, "all", mask=False, seed=seed)
+        rows = np.flatnonzero(changed)
+        return RowsPayload(len(values), rows, values[rows], self.row_layout, mask=False, seed=seed)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
+        """Return Q plus the mean change, or plus its decoded downlink coding, at the server's learning rate.
+
+        If no client delivered, Q stays: what the downlink's error feedback remembers waits for the next change.
+        """
+        del task, round_index
+        model, sums = self.final(server), TensorSum.of(total)
+        kept = {**changed_rows(sums.tensors), **self.kept_download(model, server, broadcast)}
+        if not sums.weight.any():
+            return {**server, **self.coded_change.idle(server), **kept}
+        mean = sums.mean(ITEM_FACTORS) * self.server_learning_rate
+        change, coded = self.coded_change.send({WHOLE: mean}, server, broadcast)
+        return {ITEM_FACTORS: np.asarray(model[ITEM_FACTORS]) + change[WHOLE], **coded, **kept}
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return Q."""
+        return {ITEM_FACTORS: server[ITEM_FACTORS]}
+
+    # Client half
 
     def columns(self, broadcast: Arrays, chunk: Chunk, task: Task, rows: RowChanges) -> BoolArray:
         """Return the columns of the rows that each client trains and sends, [C, k]: all."""
@@ -193,10 +264,6 @@ def likely_rows(chunk: Chunk, task: Task, index: int) -> LikelyRows:
     return SharedNegatives.of(task, int(chunk.clients[index]), chunk.round_index).likely_rows
 
 
-CHANGED_ROWS = "changed_rows"
-"""The rows that the last round changed, in a server state; [N]."""
-
-
 class FedMF(RowAveraging):
     """Federated averaging of item factors: each client trains and sends the rows of Q that it touches.
 
@@ -220,6 +287,11 @@ class FedMF(RowAveraging):
         """The field `rows`."""
         return self.rows
 
+    @property
+    def coded_change(self) -> CodedChange:
+        """The field `downlink_codec`."""
+        return CodedChange(self.downlink_codec)
+
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than matrix factorisation, and for whole matrices in stateful codecs."""
         only_factorisation(self.kind, task)
@@ -231,63 +303,10 @@ class FedMF(RowAveraging):
             )
 
     @property
-    def _coded_change(self) -> CodedChange:
-        return CodedChange(self.downlink_codec)
-
-    @property
     def traits(self) -> Traits:
         """Uploads have lists of rows if they are touched rows through a codec."""
         lists = bool(self.codec) and self.rows == "touched"
         return replace(super().traits, codes_row_lists=lists)
-
-    def init(self, task: Task) -> Arrays:
-        """Return Q, and the rows that the last round changed: none."""
-        server = task.initial_parameters()
-        held = self.begun_download(server)
-        coded = self._coded_change.init({WHOLE: np.shape(server[ITEM_FACTORS])})
-        return {**server, CHANGED_ROWS: np.zeros(task.data.n_items, dtype=bool), **coded, **held}
-
-    def init_clients(self, task: Task) -> Arrays:
-        """Return the user factors P [U, d], and the codec's state."""
-        clients = task.model.init_clients(task.data, task.private_seed.value)
-        if self.rows == "all":
-            return clients
-        rows = np.broadcast_to(np.float32(0), (task.data.n_items, clients[USER_FACTORS].shape[1]))
-        return {**clients, **init_codec_state(self.codec, task.data.n_clients, {LIKELY: rows})}
-
-    # Server half
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Send Q; to a client that holds the last round's, its changed rows, or the last change as it was coded."""
-        item_factors = np.asarray(server[ITEM_FACTORS])
-        if self.download is not None:
-            return self.download.broadcast({ITEM_FACTORS: item_factors}, server, task, round_index)
-        changed = np.flatnonzero(server[CHANGED_ROWS])
-        full = RowsPayload(len(item_factors), np.arange(len(item_factors)), item_factors, "all", mask=False)
-        update: Payload = self._coded_change.message(server) or RowsPayload(
-            len(item_factors), changed, item_factors[changed], self.rows, mask=False
-        )
-        arrays = {ITEM_FACTORS: item_factors, **self._coded_change.broadcast(task.seed, round_index)}
-        return Broadcast(arrays, full, update if round_index > 1 else None)
-
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return Q plus the mean change, or plus its decoded downlink coding, at the server's learning rate.
-
-        If no client delivered, Q stays: what the downlink's error feedback remembers waits for the next change.
-        """
-        del task, round_index
-        rows = RowSum.of(total)
-        held = self.kept_download(self.final(server), server, broadcast)
-        if not rows.weight.any():
-            return {**server, CHANGED_ROWS: rows.changed_rows(), **self._coded_change.idle(server), **held}
-        mean = np.float32(self.server_learning_rate) * rows.mean()
-        change, coded = self._coded_change.send({WHOLE: mean}, server, broadcast)
-        item_factors = np.asarray(server[ITEM_FACTORS]) + change[WHOLE]
-        return {ITEM_FACTORS: item_factors, CHANGED_ROWS: rows.changed_rows(), **coded, **held}
-
-    def final(self, server: Arrays) -> Arrays:
-        """Return Q."""
-        return {ITEM_FACTORS: server[ITEM_FACTORS]}
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
         """Return the layout of the sum of the changes of Q."""

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,21 @@ from pydantic import Field
 
 from narrowcast.algorithms.channel.joint import RankLevelGrid, head_bits
 from narrowcast.algorithms.client.client_pass import Arrived, Contribution
-from narrowcast.algorithms.client.sums import COMPONENT_WEIGHTS, RowSum, SumLayout, TensorSum, tensor_weights
+from narrowcast.algorithms.client.sums import COMPONENT_WEIGHTS, SumLayout, TensorSum, tensor_weights
 from narrowcast.algorithms.client.uploads import Columns, Message, row_bits
 from narrowcast.algorithms.codecs.chain import Codec, Stages, refuse_stateful
 from narrowcast.algorithms.codecs.low_rank import BasisKind, draw_basis
-from narrowcast.algorithms.codecs.messages import DensePayload, RowLayout, RowsPayload, dense_wire_bits
+from narrowcast.algorithms.codecs.messages import RowLayout, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.downloads import CodedChange
-from narrowcast.algorithms.federated.fedmf import CHANGED_ROWS, RowAveraging, check_rank, expected_rows, named_rows
+from narrowcast.algorithms.federated.fedmf import (
+    CHANGED_ROWS,
+    RowAveraging,
+    changed_rows,
+    check_rank,
+    expected_rows,
+    named_rows,
+)
 from narrowcast.algorithms.federated.shared_basis import (
     BASIS,
     Factor,
@@ -61,7 +68,6 @@ from narrowcast.platform.types import (
     IntArray,
     LocalTerms,
     LocalUpdates,
-    Payload,
     RowChanges,
 )
 
@@ -124,8 +130,8 @@ class LowRank(RowAveraging, ABC):
         return self.rows
 
     @property
-    def _downlink(self) -> CodedChange:
-        """The coding of the mean of A, by which the server moves its model too."""
+    def coded_change(self) -> CodedChange:
+        """The field `downlink_codec`; the mean of A is coded."""
         return CodedChange(self.downlink_codec)
 
     def init(self, task: Task) -> Arrays:
@@ -135,21 +141,15 @@ class LowRank(RowAveraging, ABC):
         shapes = {name: values.shape for name, values in model.items()}
         shapes |= {name: (factor.long, factor.rank) for name, factor in factors.items()}
         zeros = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
-        state = {**model, **_UPDATE.add(zeros), **self._downlink.init(shapes, dtype)}
-        if ITEM_FACTORS not in model:
-            return state
-        return {**state, CHANGED_ROWS: np.zeros(len(zeros[ITEM_FACTORS]), dtype=bool), **self.begun_download(model)}
-
-    def init_clients(self, task: Task) -> Arrays:
-        """Return the private parameters of all clients, such as the user factors P [U, d]."""
-        return task.model.init_clients(task.data, task.private_seed.value)
+        coded, held = self.coded_change.init(shapes, dtype), self.begun_download(model)
+        return {**model, **_UPDATE.add(zeros), **changed_rows(zeros), **coded, **held}
 
     # Server half; lines are those of Algorithms 1 and 2, and S_u is the identity in the first
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send A of the last round and the seed of B, lines 2 to 6; all parameters to a newcomer."""
         model, seed = self.final(server), basis_seed(task.seed, round_index)
-        dtype, downlink = dtype_of(model), self._downlink
+        dtype, downlink = dtype_of(model), self.coded_change
         bases = {
             name: draw_basis(self.basis, factor.rank, factor.short, seed, label(name), dtype)
             for name, factor in Factor.all_of(model, self.rank).items()
@@ -158,15 +158,9 @@ class LowRank(RowAveraging, ABC):
             sent = self.download.broadcast(model, server, task, round_index, seed)
             return replace(sent, arrays={**sent.arrays, **BASIS.add(bases)})
         arrays = {**model, **BASIS.add(bases), **downlink.broadcast(seed)}
-        coded, update = downlink.message(server, seed, dtype), _UPDATE.of(server)
-        if ITEM_FACTORS in model:
-            of_rows = partial(RowsPayload, len(model[ITEM_FACTORS]), mask=False, seed=seed)
-            every, changed = np.arange(len(model[ITEM_FACTORS])), np.flatnonzero(server[CHANGED_ROWS])
-            full: Payload = of_rows(every, np.asarray(model[ITEM_FACTORS]), "all")
-            last: Payload = coded or of_rows(changed, np.asarray(update[ITEM_FACTORS])[changed], self.rows)
-        else:
-            full, last = DensePayload.of(model, seed=seed), coded or DensePayload.of(update, seed=seed)
-        return Broadcast(arrays, full, last if round_index > 1 else None)
+        coded = downlink.message(server, seed, dtype)
+        last = coded or self.payload(_UPDATE.of(server), server.get(CHANGED_ROWS), seed)
+        return Broadcast(arrays, self.payload(model, seed=seed), last if round_index > 1 else None)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return A = mean of the clients' S_u A_u (line 11), and Q + A B, which every client computes too (line 4).
@@ -174,14 +168,10 @@ class LowRank(RowAveraging, ABC):
         A is scaled by the server's learning rate, and as clients decode it; a network's vectors move likewise.
         """
         del task, round_index
-        model, bases = self.final(server), BASIS.of(broadcast)
-        if ITEM_FACTORS in model:
-            rows = RowSum.of(total)
-            mean = {ITEM_FACTORS: rows.mean() * np.float32(self.server_learning_rate)}
-            kept = {CHANGED_ROWS: rows.changed_rows(), **self.kept_download(model, server, broadcast)}
-        else:
-            mean, kept = self._mean_of_tensors(total, model), {}
-        sent, coded = self._downlink.send(mean, server, broadcast)
+        model, bases, sums = self.final(server), BASIS.of(broadcast), TensorSum.of(total)
+        kept = {**changed_rows(sums.tensors), **self.kept_download(model, server, broadcast)}
+        mean = {name: sums.mean(name) * self.server_learning_rate for name in model}  # in the model's order
+        sent, coded = self.coded_change.send(mean, server, broadcast)
         factors = Factor.all_of(model, self.rank)
         changes = {
             name: factors[name].change_of(values, bases[name]) if name in factors else values
@@ -190,19 +180,11 @@ class LowRank(RowAveraging, ABC):
         moved = {name: values + changes[name] for name, values in model.items()}
         return {**moved, **_UPDATE.add(sent), **coded, **kept}
 
-    def _mean_of_tensors(self, total: Arrays, model: Arrays) -> dict[str, NDArray[Any]]:
-        """Return the mean of each A of a network by component, and of the vectors, times the server's learning rate."""
-        sums, rate, mean = TensorSum.of(total), self.server_learning_rate, {}
-        for name, values in model.items():  # in the model's order, which a protected sum has not
-            divisor = sums.component_weights.get(name, sums.weight)
-            mean[name] = (rate * sums.tensors[name] / np.where(divisor > 0, divisor, 1.0)).astype(values.dtype)
-        return mean
-
     def final(self, server: Arrays) -> Arrays:
         """Return Q, or the network's parameters."""
         if ITEM_FACTORS in server:
             return {ITEM_FACTORS: server[ITEM_FACTORS]}
-        return self._downlink.without(BASIS.without(_UPDATE.without(server)))
+        return self.coded_change.without(BASIS.without(_UPDATE.without(server)))
 
     # Client half
 
