@@ -325,7 +325,8 @@ class RowChanges:
     @cached_property
     def counts(self) -> IntArray:
         """The number of rows of each client, [C]."""
-        return np.diff(self.row_starts)[self._positions]
+        counts = self.row_starts[1:] - self.row_starts[:-1]
+        return counts if self.order is None else counts[self._positions]
 
     def span(self, index: int) -> slice:
         """Return the part of `rows` that is of the client at this place of the chunk."""

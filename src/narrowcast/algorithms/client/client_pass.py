@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, Summand, TensorSum, add_up, sum_of_rows
+from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, Summand, add_up, sum_of_rows, weighted_sums
 from narrowcast.algorithms.client.uploads import (
     Message,
     Uploads,
@@ -93,33 +93,25 @@ class Contribution:
         }
         if self.weight is None:
             return partial
-        whole = {name: values for name, values in self.tensors.items() if not isinstance(values, RowChanges)}
-        shared = {name: values for name, values in whole.items() if name not in self.weights}
-        total = TensorSum.weighted(shared, _of(delivered, self.weight))
-        own = {
-            name: TensorSum.weighted({name: whole[name]}, _of(delivered, weight)).tensors[name]
-            for name, weight in self.weights.items()
-        }
-        rows = {
-            name: sum_of_rows(values, self.weight, delivered)
-            for name, values in self.tensors.items()
-            if isinstance(values, RowChanges)
-        }
-        total = replace(total, tensors={**total.tensors, **own, **rows})
-        counted = self.weight if self.divisor is None else self.divisor
-        return {**total.arrays(), WEIGHT: np.array(_of(delivered, counted).sum()), **partial}
+        whole, weight = {}, np.where(delivered, self.weight, 0)
+        total: dict[str, NDArray[Any]] = {}
+        for name, values in self.tensors.items():
+            if isinstance(values, RowChanges):
+                total[name] = sum_of_rows(values, self.weight, delivered)
+            elif name in self.weights:
+                total |= weighted_sums({name: values}, np.where(delivered, self.weights[name], 0))
+            else:
+                whole[name] = values
+        total |= weighted_sums(whole, weight)
+        divisor = weight if self.divisor is None else np.where(delivered, self.divisor, 0)
+        return {**TENSORS.add(total), WEIGHT: np.array(divisor.sum()), **partial}
 
 
 def _sum(delivered: BoolArray, values: Summand) -> NDArray[Any]:
     """Return the sum of the values, or rows, of clients that delivered."""
     if isinstance(values, RowChanges):
         return sum_of_rows(values, np.ones(len(delivered), dtype=values.values.dtype), delivered)
-    return np.asarray(_of(delivered, values).sum(axis=0))
-
-
-def _of(delivered: BoolArray, values: NDArray[Any]) -> FloatArray:
-    """Return values [C, ...], with zeros for clients that did not deliver."""
-    return where_client(delivered, values, np.zeros(()))
+    return np.asarray(where_client(delivered, values, np.zeros(())).sum(axis=0))
 
 
 class ClientPass(Algorithm, BaseModel, ABC):
@@ -164,8 +156,8 @@ class ClientPass(Algorithm, BaseModel, ABC):
         (trained,) = updates
         contribution, uploads = self.contributed(broadcast, chunk, task, trained)
         counted = contribution if self.sums_up else contribution.apart()
-        result = chunk_result(chunk, trained, uploads, counted.partial(uploads.delivered), state=contribution.state)
-        return replace(result, metrics=contribution.metrics)
+        partial = counted.partial(uploads.delivered)
+        return chunk_result(chunk, trained, uploads, partial, contribution.state, contribution.metrics)
 
     def contributed(
         self, broadcast: Arrays, chunk: Chunk, task: Task, trained: LocalUpdates

@@ -109,21 +109,6 @@ class TensorSum:
     component_weights: Arrays = field(default_factory=dict)
 
     @classmethod
-    def weighted(cls, changes: Arrays, weight: FloatArray) -> Self:
-        """Return sum_u w_u change_u of each tensor [C, ...]; clients of weight 0 may hold anything."""
-        total = np.array(weight.sum())
-        if not weight.all():
-            counted = np.flatnonzero(weight)
-            weight, changes = weight[counted], {name: values[counted] for name, values in changes.items()}
-        tensors = {}
-        with np.errstate(over="ignore", invalid="ignore"):
-            for name, values in changes.items():
-                shape = values.shape[1:]
-                rows = values.reshape(len(values), prod(shape))
-                tensors[name] = np.dot(weight.astype(values.dtype)[None], rows).reshape(shape)
-        return cls(tensors, total)
-
-    @classmethod
     def of(cls, arrays: Arrays) -> Self:
         """Read the sum from its arrays."""
         weight = np.asarray(arrays[WEIGHT], dtype=np.float64)
@@ -152,6 +137,20 @@ class TensorSum:
     def means(self) -> dict[str, NDArray[Any]]:
         """Return the weighted mean of every tensor."""
         return {name: self.mean(name) for name in self.tensors}
+
+
+def weighted_sums(tensors: Arrays, weight: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return sum_u w_u y_u of each tensor [C, ...], weight [C]; clients of weight 0 may hold anything."""
+    if not weight.all():
+        counted = np.flatnonzero(weight)
+        weight, tensors = weight[counted], {name: values[counted] for name, values in tensors.items()}
+    sums = {}
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, values in tensors.items():
+            shape = values.shape[1:]
+            rows = values.reshape(len(values), prod(shape))
+            sums[name] = np.dot(weight.astype(values.dtype)[None], rows).reshape(shape)
+    return sums
 
 
 Summand = NDArray[Any] | RowChanges

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -46,6 +47,7 @@ from narrowcast.platform.types import (
     LocalUpdates,
     PrefixedArrays,
     RowChanges,
+    Weighted,
     all_finite,
 )
 
@@ -188,9 +190,14 @@ def zeros_of_clients(like: Arrays, n_clients: int) -> dict[str, NDArray[Any]]:
 
 
 def chunk_result(
-    chunk: Chunk, updates: LocalUpdates, uploads: Uploads, partial: Arrays, *, state: Arrays | None = None
+    chunk: Chunk,
+    updates: LocalUpdates,
+    uploads: Uploads,
+    partial: Arrays,
+    state: Arrays = MappingProxyType({}),
+    metrics: Mapping[str, Weighted] = MappingProxyType({}),
 ) -> ChunkResult:
-    """Return a chunk's partial sum, its clients' new states and its ledger.
+    """Return a chunk's partial sum, its clients' new states, its ledger and metrics.
 
     `state` [C, ...] is what the algorithm adds to the clients' states. A client keeps what it learnt for itself even if
     its update is not sent or is lost, and its previous state if its training left the finite numbers. The ledger has
@@ -201,7 +208,7 @@ def chunk_result(
     return ChunkResult(
         index=chunk.index,
         partial=partial,
-        state={**learnt, **uploads.state, **(state or {})},
+        state={**learnt, **uploads.state, **state},
         ledger=ClientLedger(
             client=chunk.clients,
             rank=np.full(len(sent), NO_RANK) if uploads.ranks is None else np.where(sent, uploads.ranks, 0),
@@ -211,6 +218,7 @@ def chunk_result(
             delivered=uploads.delivered,
         ),
         touched_bits=uploads.touched_bits,
+        metrics=metrics,
     )
 
 
@@ -414,8 +422,8 @@ class Message:
         masks = {} if self.columns is None else self.columns.masks
         if self.layout != "tensor":
             (changes,), ranks = self.rows.values(), self.ranks
-            rank = np.array(changes.values.shape[1]) if ranks is None else ranks
-            return np.broadcast_to(row_bits(changes, rank, self.layout, mask=self.mask), n_clients)
+            rank = np.full(n_clients, changes.values.shape[1]) if ranks is None else ranks
+            return row_bits(changes, rank, self.layout, mask=self.mask)
         whole = sum(prod(values.shape[1:]) for name, values in self.tensors.items() if name not in masks)
         whole += sum(changes.n_rows * prod(changes.values.shape[1:]) for changes in self.rows.values())
         n_values = np.full(n_clients, whole)
@@ -427,6 +435,11 @@ class Message:
         """Return the clients that have something to send, [C]."""
         sends = task.data.examples[chunk.clients] > 0 if self.sends is None else self.sends
         return sends if self.ranks is None else sends & (self.ranks > 0)
+
+    def fits(self, chunk: Chunk, task: Task) -> BoolArray:
+        """Return the clients that have something to send and may send it without a codec, [C]."""
+        sends, budgets = self.sent(chunk, task), chunk.budget_bits
+        return sends if budgets is None else sends & (self.plain_bits(len(sends)) <= budgets)
 
 
 def row_bits(changes: RowChanges, ranks: IntArray, layout: RowLayout, *, mask: bool) -> IntArray:
@@ -453,7 +466,8 @@ def send_messages(
     A client whose budget does not allow its upload sends nothing and pays nothing; one whose upload is lost has paid.
     `finite` [C] are the clients whose training stayed finite. Rows that a client leaves out are decoded as NaN.
     """
-    limited, sends = chunk.reserve_bits(message.number_bits), message.sent(chunk, task)
+    limited = chunk.reserve_bits(message.number_bits) if message.numbers else chunk
+    sends = message.sent(chunk, task)
     tensors, rows = message.tensors, message.rows
     if not codec.stages:
         uploads = _send_plain(limited, message, sends, finite)
@@ -471,7 +485,9 @@ def send_messages(
             of_rows = RowView(changes, examples, finite, sends, ranks, message.likely)
             uploads = send_each(limited, task, coding, of_rows)
             rows = {name: replace(changes, values=of_rows.received)}
-    return tensors, rows, replace(uploads, bits=with_bits(uploads.bits, message.number_bits))
+    if message.numbers:
+        uploads = replace(uploads, bits=with_bits(uploads.bits, message.number_bits))
+    return tensors, rows, uploads
 
 
 def finite_clients(updates: LocalUpdates, sent: Tensors) -> BoolArray:
@@ -490,5 +506,6 @@ def finite_clients(updates: LocalUpdates, sent: Tensors) -> BoolArray:
 def _send_plain(chunk: Chunk, message: Message, sends: BoolArray, finite: BoolArray) -> Uploads:
     """Send all values as they are; an update that is not finite is sent and paid for, and does not count."""
     bits = message.plain_bits(len(sends))
-    sends = sends & chunk.affords(bits)
+    if chunk.budget_bits is not None:
+        sends = sends & (bits <= chunk.budget_bits)
     return Uploads(np.where(sends, bits, 0), sends & finite & chunk.arrives(), finite, {}, message.ranks)

@@ -200,8 +200,7 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
         cohort = RowCohort.draw(limited, task)
         columns = self.columns(broadcast, limited, task, cohort.rows)
         message = self._message(limited, task, replace(cohort.rows, columns=columns))
-        arrives = message.sent(limited, task) & limited.affords(message.plain_bits(len(columns))) & limited.arrives()
-        weights = row_weights(self.aggregation, task, chunk) * arrives
+        weights = row_weights(self.aggregation, task, chunk) * (message.fits(limited, task) & limited.arrives())
         return [cohort.updates(self.trained(broadcast, cohort, columns, weights, keep=False), columns)]
 
     def each_update(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalUpdates:

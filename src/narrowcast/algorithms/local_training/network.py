@@ -422,7 +422,10 @@ def last_epoch_means(losses: FloatArray, schedule: BatchSchedule) -> FloatArray:
 
 def of_each_client(tensors: Tensors, n_clients: int) -> Tensors:
     """Return views [C, ...] of tensors [1 or C, ...]."""
-    return {name: tensor.expand(n_clients, *tensor.shape[1:]) for name, tensor in tensors.items()}
+    return {
+        name: tensor if tensor.shape[0] == n_clients else tensor.expand(n_clients, *tensor.shape[1:])
+        for name, tensor in tensors.items()
+    }
 
 
 def rows_of(tensors: Tensors, rows: slice) -> Tensors:

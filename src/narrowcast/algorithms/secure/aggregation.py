@@ -282,7 +282,7 @@ class SecureAggregation(Algorithm):
         plain = replace(chunk, budget_bits=None, lost=None, relayed=None, secrets={})
         trained = algorithm.each_update(broadcast, plain, task)
         contribution, uploads = algorithm.contributed(broadcast, plain, task, trained)
-        result = chunk_result(plain, trained, uploads, {}, state=contribution.state)
+        result = chunk_result(plain, trained, uploads, {}, contribution.state, contribution.metrics)
         began = time.perf_counter()
         inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
         protector = UploadProtector(chunk, task.private_seed, messages, keys, secrets, inbox)
@@ -294,7 +294,6 @@ class SecureAggregation(Algorithm):
             ledger=ClientLedger.merged([ledger for ledger, _ in sent]),
             values_cut=int(cut),
             values=int(values),
-            metrics=contribution.metrics,
         ).encoded_since(began)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -134,8 +133,8 @@ def commit(
     # A round with dropped clients would come out differently if it were repeated, so it is always kept.
     must_keep = any(result.dropped for result in results)
     due = must_keep or plan.keeps(round_index, host_clock().monotonic() - live.kept_at)
-    record = record_of(live, ledger, seconds, results, (uplink, downlink), sum(overhead))
-    record = replace(record, metrics=metrics_of_round(live.run.algorithm.plain, results, stepped.metrics))
+    of_round = metrics_of_round(live.run.algorithm.plain, results, stepped.metrics)
+    record = record_of(live, ledger, seconds, results, (uplink, downlink), sum(overhead), of_round)
     return Outcome(record, ledger, metrics, 0.0, live.snapshot() if due else None, timing)
 
 
@@ -163,6 +162,7 @@ def record_of(
     results: Sequence[ChunkResult],
     bits: tuple[int, int],
     allocation_bits: int,
+    metrics: Mapping[str, float],
 ) -> RoundRecord:
     """Return the round that was just committed as one flat row; `bits` are all of its uplink and downlink bits."""
     values = sum(result.values for result in results)
@@ -185,6 +185,7 @@ def record_of(
         clipped_share=sum(result.values_cut for result in results) / values if values else None,
         allocation_bits=allocation_bits,
         touched_bits=sum(result.touched_bits for result in results),
+        metrics=metrics,
     )
 
 
