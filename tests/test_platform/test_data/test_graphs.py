@@ -165,7 +165,7 @@ def _nested(first: bytes) -> bytes:
             b"\x80\x02]q\x00(" + b"K\x01" * 200 + b"e}(" + b"".join(bytes((75, n, 104, 0)) for n in range(200)) + b"u.",
             "has more neighbours than bytes",
         ),
-        (b"\x80\x02K\x01K\x02b.", "expected _Record, got int"),
+        (b"\x80\x02K\x01K\x02b.", "expected Record, got int"),
         (b"\x80\x02K\x01K\x02R.", "expected _Name, got int"),
         (b"\x80\x02}}" + b"\x93.", "has the opcode STACK_GLOBAL"),
         (b"\x80\x04\x95\x02\x00\x00\x00\x00\x00\x00\x00].", "has the opcode FRAME"),

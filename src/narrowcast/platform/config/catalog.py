@@ -77,6 +77,7 @@ DATA = Registry(
         "shakespeare": "platform.data.text:Shakespeare",
         "python-docs": "platform.data.text:PythonDocs",
         "text_files": "platform.data.text:TextFiles",
+        "watch-exercises": "platform.data.watch:WatchExercises",
         "synthetic": "platform.data.synthetic:Synthetic",
         "cora": "platform.data.planetoid:Cora",
         "citeseer": "platform.data.planetoid:CiteSeer",

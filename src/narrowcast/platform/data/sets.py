@@ -209,6 +209,19 @@ SETS = {
             ),
         ),
         DataSet(
+            name="watch-exercises",
+            description="Seven exercises by the sensors of a watch: ten subjects, 140 recordings, 244,102 readings",
+            licence="BSD 3-Clause",
+            files=("watch_dataset.npy",),
+            sources=(
+                Wheel(
+                    "seglearn==1.2.5",
+                    "seglearn/data/watch_dataset.npy",
+                    "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537",
+                ),
+            ),
+        ),
+        DataSet(
             name="mit-shakespeare",
             description="37 plays of Shakespeare, what each of 1340 characters says",
             licence="public domain",
