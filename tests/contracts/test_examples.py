@@ -109,6 +109,13 @@ def test_attackers_send_the_opposite_and_pay_what_all_do() -> None:
     assert relative_error(attacked.server, wanted) < 1e-5
 
 
+def test_attackers_of_item_rows_keep_the_laws_of_algorithms() -> None:
+    attacked = importlib.import_module("sign_flip").SignFlipRows(rank=4)
+    cases = {"float32": algorithm_laws.AlgorithmCase(attacked, algorithm_laws.MODELS["matrix_factorisation"])}
+    broken = {verdict.law: verdict.reason for verdict in evaluate_laws(LAWS["algorithm"].laws, cases) if verdict.reason}
+    assert not broken
+
+
 @pytest.mark.parametrize("expected", [None, 6.0])
 def test_the_private_mean_is_clipped_and_over_a_fixed_divisor(expected: float | None) -> None:
     task = make_task(digits([40, 33, 20]))

@@ -328,6 +328,18 @@ class RowChanges:
         counts = self.row_starts[1:] - self.row_starts[:-1]
         return counts if self.order is None else counts[self._positions]
 
+    @property
+    def owners(self) -> IntArray:
+        """The place in the chunk of the client of each row, [R]."""
+        sizes = np.diff(self.row_starts)
+        return np.repeat(np.arange(len(sizes)) if self.order is None else self.order, sizes)
+
+    def scaled(self, factors: FloatArray) -> RowChanges:
+        """Return the changes times a factor of each client, [C], in their own type; their values have to be kept."""
+        assert self.total is None, "changes that are added up are of no client"
+        of_rows = factors[self.owners].reshape(-1, *[1] * (self.values.ndim - 1))
+        return replace(self, values=self.values * of_rows.astype(self.values.dtype))
+
     def span(self, index: int) -> slice:
         """Return the part of `rows` that is of the client at this place of the chunk."""
         position = self._positions[index]
@@ -374,6 +386,14 @@ class LocalUpdates:
     start_gradient: Arrays = field(default_factory=dict)
     rows: Mapping[str, RowChanges] = field(default_factory=dict)
     finite: BoolArray | None = None
+
+    def scaled(self, factors: FloatArray) -> LocalUpdates:
+        """Return the result with changes times a factor of each client, [C], in their own types."""
+        changes = {
+            name: values * factors.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype)
+            for name, values in self.changes.items()
+        }
+        return replace(self, changes=changes, rows={name: part.scaled(factors) for name, part in self.rows.items()})
 
     def mean_rates(self, learning_rate: float) -> FloatArray:
         """Return the mean learning rate of each client's steps, [C]: `learning_rate` without steps or a schedule."""

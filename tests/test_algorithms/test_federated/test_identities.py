@@ -1,6 +1,7 @@
 """What must hold between the algorithms, inside an aggregate, and at the edges of every size."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Population, Run, RunState
-from narrowcast.platform.types import Arrays, ChunkResult
+from narrowcast.platform.types import Arrays, ChunkResult, LocalUpdates
 from per_client import Array, make_task, relative_error, synthetic
 from running import begin, local
 
@@ -95,6 +96,34 @@ def test_per_item_mean_of_one_client_is_its_own_change(algorithm: FedMF | CoLR |
         total = fold(train(algorithm, task, np.array([client])))
         assert set(np.unique(total["weight"])) == {0.0, 1.0}
         assert np.array_equal(TensorSum.of(total).mean(ITEM_FACTORS), total[ROWS])
+
+
+def attacked(method: type[FedMF | CoLR | SCoLR], factor: float) -> Any:
+    """Return the method with a client 0 that claims so many times what it has learnt."""
+
+    def tamper(*arguments: Any) -> LocalUpdates:
+        *_, chunk, _, updates = arguments
+        return updates.scaled(np.where(chunk.clients == 0, factor, 1.0))
+
+    return type("Attacked", (method,), {"__module__": __name__, "tamper": tamper})
+
+
+@pytest.mark.parametrize("method", [FedMF, CoLR, SCoLR])
+@pytest.mark.parametrize("aggregation", ["per_item_mean", "per_component_mean", "weighted"])
+def test_attackers_of_item_rows_pay_what_all_do(method: type[FedMF | CoLR | SCoLR], aggregation: str) -> None:
+    """The sum of two clients is the sum of what each sends alone, of the attacker -2 times that, or nothing if NaN."""
+    task, both = make_task(synthetic([20, 5, 30])), np.array([2, 0])
+    honest = train(method(aggregation=aggregation), task, both)
+    first, other = (fold(train(method(aggregation=aggregation), task, np.array([client]))) for client in (0, 2))
+    for factor, counts in ((-2.0, 1.0), (np.nan, 0.0)):
+        results = train(attacked(method, factor)(aggregation=aggregation), task, both)
+        total = fold(results)
+        claimed = factor * first[ROWS] if counts else np.zeros_like(first[ROWS])
+        assert relative_error(total[ROWS], claimed + other[ROWS]) <= 1e-6
+        assert np.array_equal(total["weight"], other["weight"] + counts * first["weight"])
+        for got, wanted in zip(results, honest, strict=True):
+            assert np.array_equal(got.ledger.uplink_bits, wanted.ledger.uplink_bits)
+            assert np.array_equal(got.ledger.loss, wanted.ledger.loss)
 
 
 SHAPES = [(1, 1), (1, 8), (4, 8), (8, 8), (1, 64), (4, 64), (64, 64), (7, 65), (128, 128)]

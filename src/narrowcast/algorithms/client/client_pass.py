@@ -132,7 +132,8 @@ class ClientPass(Algorithm, BaseModel, ABC):
     def tamper(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> LocalUpdates:
         """Return what clients claim to have learnt, from which their messages are made: what they have learnt.
 
-        Attackers change it here. They pay for what they send as all do; losses and models of their own stay true.
+        Attackers change it here, such as by `LocalUpdates.scaled`. They pay for what they send as all do; losses and
+        models of their own stay true.
         """
         del broadcast, chunk, task
         return updates
@@ -164,6 +165,8 @@ class ClientPass(Algorithm, BaseModel, ABC):
     ) -> tuple[Contribution, Uploads]:
         """Send the messages of clients that one call trained; return their contributions, and what was sent."""
         claimed = self.tamper(broadcast, chunk, task, trained)
+        if claimed is not trained:
+            claimed = replace(claimed, finite=None)  # the training cannot tell of what attackers claim
         message = self.message(broadcast, chunk, task, claimed)
         finite = finite_clients(claimed, message.tensors)
         tensors, rows, uploads = send_messages(chunk, task, message, Codec(self.codec), finite)

@@ -491,7 +491,7 @@ def send_messages(
 
 
 def finite_clients(updates: LocalUpdates, sent: Tensors) -> BoolArray:
-    """Return the clients whose training, and the tensors that they send, stayed finite, [C]."""
+    """Return the clients whose training, and the tensors and rows that they send, stayed finite, [C]."""
     if updates.finite is not None:
         return updates.finite
     finite = np.isfinite(updates.loss)
@@ -500,6 +500,10 @@ def finite_clients(updates: LocalUpdates, sent: Tensors) -> BoolArray:
     if not all_finite(*arrays):
         for values in arrays:
             finite &= np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    for changes in updates.rows.values():
+        if not all_finite(changes.values):
+            rows = np.isfinite(changes.values).reshape(len(changes.values), -1).all(axis=1)
+            finite[changes.owners[~rows]] = False
     return finite
 
 

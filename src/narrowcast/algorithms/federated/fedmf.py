@@ -105,7 +105,8 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
     """An algorithm whose clients train the rows of Q that they touch, and send their changes; the server adds means.
 
     Without a codec the size of an upload is known before the training, which then adds up the changes of the clients
-    whose uploads will arrive, while they are in the processor's cache, and keeps none of them.
+    whose uploads will arrive, while they are in the processor's cache, and keeps none of them; unless a subclass has
+    attackers, which `tamper` with them.
     """
 
     aggregation: Aggregation = "per_item_mean"
@@ -194,7 +195,7 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
         """Train the rows that the chunk's clients touch."""
         if ITEM_FACTORS not in broadcast:
             return list(super().local_updates(broadcast, chunk, task))
-        if self.codec:
+        if self.codec or type(self).tamper is not ClientPass.tamper:
             return [self.each_update(broadcast, chunk, task)]
         limited = reserve_request_header(self.download, chunk)
         cohort = RowCohort.draw(limited, task)
@@ -235,9 +236,8 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
             known = None if rows.touched is None else rows.touched[:, None]
             counts = replace(rows, values=np.ones((len(rows.rows), 1)), total=known)
         else:
-            assert rows.columns is not None and rows.order is not None
-            owner = np.repeat(rows.order, np.diff(rows.row_starts))
-            counts = replace(rows, values=rows.columns[owner].astype(np.float64), total=None)
+            assert rows.columns is not None, "local_updates() chose them"
+            counts = replace(rows, values=rows.columns[rows.owners].astype(np.float64), total=None)
         return Contribution({ITEM_FACTORS: rows}, weight, sums={WEIGHT: counts})
 
     def contributed(
