@@ -192,7 +192,7 @@ def ui(output: Path, port: int) -> None:
     It opens by the addresses that are printed, which have a token: other accounts of the machine are refused.
     """
     from narrowcast.platform.config.run_fields import Tracking
-    from narrowcast.platform.tracking.store import pages_of_runs
+    from narrowcast.platform.tracking.store import end_abandoned, pages_of_runs
     from narrowcast.platform.tracking.view import EXPERIMENTS, guarded
 
     check_installed("mlflow", "narrowcast ui")
@@ -209,6 +209,7 @@ def ui(output: Path, port: int) -> None:
             listening.listen()  # at once: until then another process, of anybody, may take the port
         except OSError as error:
             raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
+        end_abandoned(store, output)
         pages, server = pages_of_runs(store), Path(private, "mlflow")
         with guarded(listening, server) as token:
             start = f"http://127.0.0.1:{port}/?token={token}"

@@ -28,7 +28,7 @@ from narrowcast.platform.config.trust import own_files, read_json
 from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.storage.disk import write_atomically
-from narrowcast.platform.storage.journal import AtWork, locked
+from narrowcast.platform.storage.journal import STUDY_LOCK, AtWork, locked
 from narrowcast.platform.tracking.metrics import FractionMetrics, format_metric, metric_label
 from narrowcast.platform.tracking.study_sender import TrialRun
 from narrowcast.platform.tracking.units import format_bits, format_seconds, format_short_seconds
@@ -350,7 +350,7 @@ class StudyFolder:
         """Yield what goes to MLflow, with its folder: all but the trials, which have their runs, and the journal."""
         for path in own_files(self.path):
             relative = path.relative_to(self.path)
-            if relative.parts[0] not in ("trials", JOURNAL, _CLOSING) and path.suffix != ".part":
+            if relative.parts[0] not in ("trials", JOURNAL, _CLOSING, STUDY_LOCK) and path.suffix != ".part":
                 yield path, None if len(relative.parts) == 1 else relative.parent.as_posix()
 
 

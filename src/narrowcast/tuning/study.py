@@ -23,6 +23,7 @@ from narrowcast.platform.config.redaction import hide_secrets
 from narrowcast.platform.config.run_fields import StoreAddress
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.storage.disk import GO_ON, make_folders, writing
+from narrowcast.platform.storage.journal import working_on_study
 from narrowcast.platform.tracking.sender import check_store, open_run
 from narrowcast.platform.tracking.study_sender import StudyStore, TrialRun
 from narrowcast.platform.tracking.units import counted
@@ -245,7 +246,7 @@ def run_study(prepared: PreparedStudy, observe: Observer = lambda _: None) -> St
 
     Raise `RunFailed` if no trial is usable, or if files cannot be written.
     """
-    with writing(prepared.folder.path, GO_ON):
+    with writing(prepared.folder.path, GO_ON), working_on_study(prepared.folder.path):
         return _run_study(prepared, observe)
 
 
@@ -254,7 +255,7 @@ def _run_study(prepared: PreparedStudy, observe: Observer) -> StudyResult:
     file, folder = prepared.file, prepared.folder
     store = StudyStore(prepared.store, _mlflow_run(prepared))
     trials = StudyTrials(file, prepared.client, folder, store, observe)
-    trials.resend(store.open())
+    trials.resend(store.open(folder.path))
     status, result = "FAILED", StudyResult(folder.path, (), shares=file.shares)
     with ExitStack() as alone:
         try:

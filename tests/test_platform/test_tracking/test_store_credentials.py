@@ -288,7 +288,7 @@ def test_the_runs_of_a_studys_trials_send_none(
     for host in hosts:
         store = StudyStore(Tracking(uri=host.uri).resolve(Path()), "0" * 32)
         with pytest.raises(UserError, match="cannot continue run"):
-            store.open()
+            store.open(Path())
         assert not store.finish("FAILED", {"seconds": 1.0}, 1, {}, "", [])
     assert len(stranger.requests) == len(own.requests) >= 2
     assert (own.credentials(), stranger.credentials()) == ({ALICE}, set())

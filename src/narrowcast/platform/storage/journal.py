@@ -205,7 +205,8 @@ def _blocks(entries: Iterable[Entry], n_rows: Callable[[Entry], int]) -> Iterato
 
 
 logger = logging.getLogger(__name__)
-_FILE = "journal.jsonl"
+_FILE, STUDY_LOCK = "journal.jsonl", "study.lock"
+"""The files on which every process at work on a run, and on a study, has a lock."""
 ROUNDS, CLIENTS, CLIENT_METRICS = "rounds.parquet", "clients.parquet", "client_metrics.parquet"
 
 
@@ -219,18 +220,37 @@ def locked(folder: Path, file: str = _FILE) -> Iterator[None]:
 
     The lock is on `file`, which is created if it is missing.
     """
-    path = own_file(folder, file)
-    if not path.exists():
-        disk().append(path, b"")
-        disk().sync(folder)
-    with path.open("ab") as held:
+    with _created(folder, file).open("ab") as held:
         _lock(held, folder, fcntl.LOCK_EX)
         yield
 
 
-def has_journal(folder: Path) -> bool:
-    """Return whether the folder has a journal, with which every process at work on a run locks it."""
-    return (folder / _FILE).is_file()
+@contextmanager
+def working_on_study(folder: Path) -> Iterator[None]:
+    """Lock the study within the block, which several processes may do at once."""
+    with _created(folder, STUDY_LOCK).open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        yield
+
+
+def _created(folder: Path, file: str) -> Path:
+    path = own_file(folder, file)
+    if not path.exists():
+        disk().append(path, b"")
+        disk().sync(folder)
+    return path
+
+
+def is_left(folder: Path) -> bool:
+    """Return whether processes have been at work on the run or the study of a folder, and none is."""
+    files = [path for name in (_FILE, STUDY_LOCK) if (path := folder / name).is_file()]
+    try:
+        for path in files:
+            with path.open("rb") as held:
+                _lock(held, folder, fcntl.LOCK_EX)
+    except (AtWork, OSError):
+        return False
+    return bool(files)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.disk import write_atomically
-from narrowcast.platform.storage.journal import AtWork, has_journal, read_locked
+from narrowcast.platform.storage.journal import is_left
 
 CURSOR = "tracking.json"
 
@@ -70,13 +70,11 @@ def place_of(folder: Path) -> str:
     return hashlib.sha256(f"{socket.gethostname()}:{folder}".encode()).hexdigest()[:16]
 
 
-def is_abandoned(folder: Path, run_id: str) -> bool:
-    """Return whether a folder has this MLflow run, not ended, and no process is at work on it."""
+def is_abandoned(folder: Path, run_id: str, *, of_study: bool) -> bool:
+    """Return whether a folder has this MLflow run, not ended, and no process is at work on it.
+
+    Studies have no `tracking.json`: the store has the folder of each.
+    """
     cursor = Cursor.find(folder)
-    if cursor is None or cursor.run_id != run_id or cursor.closed or not has_journal(folder):
-        return False
-    try:
-        with read_locked(folder):
-            return True
-    except (AtWork, OSError):
-        return False
+    known = of_study if cursor is None else cursor.run_id == run_id and not cursor.closed
+    return known and is_left(folder)

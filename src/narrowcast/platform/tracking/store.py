@@ -32,6 +32,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking._tracking_service import client as tracking_client
 from mlflow.utils import credentials as mlflow_credentials
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.rest_utils import MlflowHostCreds
 from packaging.version import Version
 from sqlalchemy import Engine, create_engine, make_url
@@ -355,6 +356,33 @@ def answering() -> Iterator[None]:
         raise StoreError(short_reason(error)) from error
 
 
+def end_abandoned(store: StoreAddress, output: Path) -> None:
+    """End the runs of folders in `output` that killed processes have left running; raise as `check_store` does."""
+    check_store(store)
+    client = MlflowClient(store.uri)
+    for experiment in client.search_experiments():
+        _end_abandoned(client, experiment.experiment_id, output.resolve())
+
+
+def _end_abandoned(client: MlflowClient, experiment_id: str, output: Path, of: Path | None = None) -> None:
+    """End as killed the running runs of the folder `of`, those in `output` that are abandoned, and the trials of both.
+
+    A trial of a study has no folder of its own in the store: its run ends with that of the study.
+    """
+    ended, running = set[str](), client.search_runs([experiment_id], "attributes.status = 'RUNNING'")
+    for run in running:
+        tags, folder = run.data.tags, output / str(run.info.run_name)
+        is_mine = of is not None and tags.get(PLACE) == place_of(of)
+        of_study = tags.get("kind") == "study"
+        if is_mine or (
+            tags.get(PLACE) == place_of(folder) and is_abandoned(folder, run.info.run_id, of_study=of_study)
+        ):
+            ended.add(run.info.run_id)
+    for run in running:
+        if not ended.isdisjoint((run.info.run_id, run.data.tags.get(MLFLOW_PARENT_RUN_ID))):
+            client.set_terminated(run.info.run_id, "KILLED")
+
+
 @_calling
 def open_run(
     store: StoreAddress,
@@ -373,10 +401,7 @@ def open_run(
     client, run_id, name = MlflowClient(store.uri), "", folder.name
     try:
         experiment_id = _experiment_id(client, experiment, artifacts)
-        for running in client.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
-            tag, beside = running.data.tags.get(PLACE), folder.parent / str(running.info.run_name)
-            if tag == place_of(folder) or (tag == place_of(beside) and is_abandoned(beside, running.info.run_id)):
-                client.set_terminated(running.info.run_id, "KILLED")
+        _end_abandoned(client, experiment_id, folder.parent, of=folder)
         about = {**tags, PLACE: place_of(folder), **origin_tags(name)}
         run = client.create_run(experiment_id, run_name=name, tags=about)
         run_id = str(run.info.run_id)

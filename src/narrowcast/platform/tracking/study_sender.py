@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.config.run_fields import StoreAddress
+from narrowcast.platform.config.run_fields import PLACE, StoreAddress
 from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.storage.host import host_clock
+from narrowcast.platform.tracking.cursor import place_of
 from narrowcast.platform.tracking.sender import BackgroundSender
 from narrowcast.platform.tracking.store import (
     MLFLOW_SETTINGS,
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS, _LAST_SECONDS = 0.2, 4.0
 _BATCH = 1000  # metrics, MLflow's limit
 _TRIAL = "trial"
+_SEVERAL = "several folders"
 _STATUS = {"complete": "FINISHED", "pruned": "KILLED", "lost": "KILLED", "failed": "FAILED", "running": "RUNNING"}
 
 
@@ -69,17 +71,22 @@ class StudyStore(BackgroundSender):
         self._missed = 0
         self._measured: dict[str, None] = {}
 
-    def open(self) -> dict[str, str]:
-        """Read the states of the trials in the store, and begin to send; raise `UserError` if the store is down."""
+    def open(self, folder: Path) -> dict[str, str]:
+        """Read the states of the trials in the store, and begin to send; raise `UserError` if the store is down.
+
+        A study whose processes have several folders is left running if they are killed: the store knows one folder.
+        """
         with calls_to(self._store):
-            self._read_states()
+            self._read_states(place_of(folder.resolve()))
         self._start()
         return self.states()
 
-    def _read_states(self) -> None:
+    def _read_states(self, own_place: str) -> None:
         try:
             parent = self._client.get_run(self._parent)
             self._experiment = parent.info.experiment_id
+            if parent.data.tags.get(PLACE) != own_place:
+                self._client.set_tag(self._parent, PLACE, _SEVERAL)
             self._client.update_run(self._parent, status="RUNNING")
             token: str | None = None
             while True:
