@@ -330,13 +330,13 @@ def _check(capacity: FloatArray) -> None:
             )
         for second in range(first):
             base = without[~without >> second & 1 == 1]
-            a, b, both = base | 1 << second, base | 1 << first, base | 1 << first | 1 << second
-            if (grows := capacity[a] + capacity[b] < capacity[both] + capacity[base] - slack).any():
+            a, b, union = base | 1 << second, base | 1 << first, base | 1 << first | 1 << second
+            if (grows := capacity[a] + capacity[b] < capacity[union] + capacity[base] - slack).any():
                 at = np.flatnonzero(grows)[0]
                 raise UserError(
                     f"K(S) table is not submodular: R{_name(a[at])} + R{_name(b[at])} = "
-                    f"{capacity[a[at]] + capacity[b[at]]:g} is below R{_name(both[at])} + R{_name(base[at])} = "
-                    f"{capacity[both[at]] + capacity[base[at]]:g}; lower the latter"
+                    f"{capacity[a[at]] + capacity[b[at]]:g} is below R{_name(union[at])} + R{_name(base[at])} = "
+                    f"{capacity[union[at]] + capacity[base[at]]:g}; lower the latter"
                 )
 
 

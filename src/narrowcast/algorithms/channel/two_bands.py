@@ -40,9 +40,9 @@ def lost_rates(gains: FloatArray) -> FloatArray:
     """
     signal = np.diag(gains)[:, None]
     loss = np.log2(1 + signal) - np.log2(1 + signal / (1 + gains))
-    both = loss + loss.T
-    np.fill_diagonal(both, 0.0)
-    return np.asarray(both)
+    lost = loss + loss.T
+    np.fill_diagonal(lost, 0.0)
+    return np.asarray(lost)
 
 
 def split_cohort(weights: FloatArray, rule: Split, seed: int, tries: int, block: int = 0) -> IntArray:

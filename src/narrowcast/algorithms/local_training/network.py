@@ -284,8 +284,8 @@ class Program:
                 if decays:  # of the parameters, if these are not what trains
                     squares = torch.stack([tensor.square().sum() for tensor in parameters.values()])
                     objective = objective + weight_decay / 2 * squares.sum()
-                found = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
-            gradients = dict(zip(leaves, found, strict=True))
+                slopes = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+            gradients = dict(zip(leaves, slopes, strict=True))
             if self.batched:
                 return gradients, losses.detach()
             return {name: part.unsqueeze(0) for name, part in gradients.items()}, losses.detach().unsqueeze(0)

@@ -149,9 +149,9 @@ def _continued(call: LocalCall, phase: Phase, epochs: IntArray, ended: LocalUpda
 def _added(before: LocalUpdates, after: LocalUpdates) -> LocalUpdates:
     """Return the updates of two phases as those of one training."""
     names = {**before.changes, **after.changes}
-    both = before.changes.keys() & after.changes.keys()
+    shared = before.changes.keys() & after.changes.keys()
     return LocalUpdates(
-        changes=names | {name: before.changes[name] + after.changes[name] for name in both},
+        changes=names | {name: before.changes[name] + after.changes[name] for name in shared},
         state=after.state,
         loss=np.where(after.steps > 0, after.loss, before.loss),
         examples=before.examples + after.examples,
@@ -485,8 +485,8 @@ def _batchable(task: Task[Samples, NetworkTraining]) -> str | None:
     trained = {name: tensor.detach().unsqueeze(0) for name, tensor in trained_of(module).items()}
     if network.all_trained:  # its parameters have no values yet
         trained = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
-    some = task.data.train.take(np.arange(2) % len(task.data.train))
-    features = as_inputs(some.features, network.torch_dtype)
+    pair = task.data.train.take(np.arange(2) % len(task.data.train))
+    features = as_inputs(pair.features, network.torch_dtype)
     try:
         with torch.no_grad():
             forward, (batch_of_one, two) = batched_forward(module), (of_each_client(trained, n) for n in (1, 2))

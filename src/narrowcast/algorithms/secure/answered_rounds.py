@@ -100,9 +100,9 @@ class AnsweredRounds:
             if client not in known:
                 clients_of.setdefault(answer, []).append(client)
         for answer, clients in clients_of.items():
-            some = {} if answer.survivors == frozenset(clients) else {"clients": sorted(clients)}
+            answered = {} if answer.survivors == frozenset(clients) else {"clients": sorted(clients)}
             survivors = sorted(answer.survivors)
-            self._write({"round": round_index, **some, "survivors": survivors, "model": answer.model.hex()})
+            self._write({"round": round_index, **answered, "survivors": survivors, "model": answer.model.hex()})
 
     def open(self, round_index: int, group: int, survivors: Collection[int], integers: Arrays) -> None:
         """Record the sum of a group that is about to leave; raise `PayloadError` if another one left before."""

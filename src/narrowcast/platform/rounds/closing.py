@@ -150,8 +150,8 @@ def metrics_of_round(
     of_clients = {name: values.mean for name, values in joined_metrics(parts).items()}
     method = method_of(algorithm, "step_metrics")
     own = check_round_metrics(of_step, method)
-    if both := of_clients.keys() & own.keys():
-        raise UserError(f"{method} returned {min(both)!r}, a metric of contributions too; name one of them otherwise")
+    if twice := of_clients.keys() & own.keys():
+        raise UserError(f"{method} returned {min(twice)!r}, a metric of contributions too; name one of them otherwise")
     return {**check_round_metrics(of_clients, method_of(algorithm, "contribution")), **own}
 
 
