@@ -14,6 +14,7 @@ from narrowcast.platform.config.files import Section
 from narrowcast.platform.data.dataset import DataSource
 from narrowcast.platform.data.partition import IID, Partition
 from narrowcast.platform.data.samples import Features, Labelled, Samples, described, tenths
+from narrowcast.platform.data.shift import Shift
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
@@ -72,6 +73,9 @@ class Classification(DataSource, Section):
     )
     public: PublicSet | None = Field(
         None, description="samples that all clients hold besides their own, for distillation; null: none"
+    )
+    shift: Shift | None = Field(
+        None, description="how the samples of groups of clients differ in kind: turned images, or permuted classes"
     )
 
     def _dealt(
@@ -135,7 +139,8 @@ class Classification(DataSource, Section):
         order, indptr = self.partition.deal(labels, clients, self.seed or 0, users)
         natural = held_out_users if self.partition.by_user else {}
         known = {split: owners for split, owners in natural.items() if owners is not None}
-        return replace(data, order=order, indptr=indptr, held_out_users=known, seed=self.seed or 0)
+        dealt = replace(data, order=order, indptr=indptr, held_out_users=known, seed=self.seed or 0)
+        return dealt if self.shift is None else self.shift.of(dealt)
 
 
 def hold_out(n: int, share: float, seed: int, part: str = "validation") -> tuple[IntArray, IntArray]:
