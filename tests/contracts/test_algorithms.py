@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from narrowcast.laws import algorithm_laws, registries
 from narrowcast.laws.algorithm_laws import CODECS, LAWS, UNCODED, AlgorithmCase
+from narrowcast.laws.execution_laws import SUM_LAWS
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.catalog import ALGORITHMS
 
@@ -54,7 +55,7 @@ def by_name(laws: tuple[Callable[[AlgorithmCase], None], ...]) -> Any:
     return pytest.mark.parametrize("law", laws, ids=lambda law: law.__name__)
 
 
-@by_name(UNCODED)
+@by_name((*UNCODED, *SUM_LAWS))
 @pytest.mark.parametrize("name", FLOAT32)
 def test_without_a_codec(name: str, law: Callable[[AlgorithmCase], None]) -> None:
     law(FLOAT32[name])
@@ -72,6 +73,7 @@ def test_through_every_codec(name: str, law: Callable[[AlgorithmCase], None]) ->
         algorithm_laws.a_round_in_which_nobody_delivers_leaves_the_server_as_it_is,
         algorithm_laws.a_lost_upload_is_counted_and_not_aggregated,
         algorithm_laws.a_resumed_run_equals_the_uninterrupted_run,
+        *SUM_LAWS,
     )
 )
 @pytest.mark.parametrize("name", REMEMBERING)

@@ -453,6 +453,21 @@ def a_lost_upload_is_counted_and_not_aggregated(case: AlgorithmCase) -> None:
             require(np.array_equal(values, free.state[name]), f"{name} is not what it is after a delivered upload")
 
 
+def a_client_that_is_drawn_twice_counts_twice(case: AlgorithmCase) -> None:
+    """Draw two clients twice, and compare with the sum of the round and of these two alone."""
+    algorithm, task, again = case.algorithm, case.task, np.array([1, 4])
+    if not algorithm.traits.counts_draws:
+        return
+    draws = np.where(np.isin(np.arange(N_CLIENTS), again), 2, 1)
+    twice = train_everyone(algorithm, task, draws=draws)
+    server = algorithm.init(task)
+    broadcast = algorithm.broadcast(server, task, 1).arrays
+    total = algorithm.fold([case.free.partial, train_everyone(algorithm, task, again).partial])
+    wanted = algorithm.final(algorithm.step(server, broadcast, total, task, 1))
+    require(close(stepped(algorithm, task, twice), wanted, case.before, 1e-3), "draws are not weights")
+    require(np.array_equal(twice.ledger.uplink_bits, case.free.ledger.uplink_bits), "a client pays for its draws")
+
+
 def chunk_sizes_change_results_by_rounding_alone(case: AlgorithmCase) -> None:
     """Train six clients as one chunk and as six."""
     algorithm, task = case.algorithm, case.task
@@ -560,6 +575,7 @@ LAWS = (
     a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state,
     a_round_in_which_nobody_delivers_leaves_the_server_as_it_is,
     a_lost_upload_is_counted_and_not_aggregated,
+    a_client_that_is_drawn_twice_counts_twice,
     chunk_sizes_change_results_by_rounding_alone,
     a_replica_equals_its_single_run,
     sizes_known_before_training_are_exact,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,11 +16,11 @@ import numpy as np
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Encryption, Masked, Plain, Protection
-from narrowcast.laws.algorithm_laws import MODELS
+from narrowcast.laws.algorithm_laws import MODELS, AlgorithmCase
 from narrowcast.laws.law import LawBrokenError, require
-from narrowcast.laws.small_tasks import PLAN, Shuffled, run, sha256, task_of
+from narrowcast.laws.small_tasks import N_CLIENTS, PLAN, Shuffled, close, run, sha256, stepped, task_of
 from narrowcast.platform.contracts import Executor, Task
-from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.loop import Backend, LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan, Schedule
@@ -27,6 +28,7 @@ from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 ALGORITHM = FedAvg()
+FINE = Masked(bits=32, clip=64.0, smallest_group=1)
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,29 @@ def a_round_is_answered_once(case: SecureCase) -> None:
             require(not repeated[0].record.delivered, "a second sum of a round is opened, over other clients")
 
 
+def a_protected_sum_gives_the_model_of_the_plain_sum(case: AlgorithmCase) -> None:
+    """Protect round 1 by masks, on a grid below the rounding of float32; a method that does not add up refuses it.
+
+    Clients train on a copy in another memory than the server's, which is given the sum that the layout declares alone.
+    """
+    algorithm, task = case.algorithm, case.task
+    secured = SecureAggregation(algorithm, FINE, N_CLIENTS)
+    try:
+        secured.check(task)
+    except UserError:
+        return
+    plan = PLAN.model_copy(update={"rounds": 1, "clients_per_round": N_CLIENTS, "chunk_size": N_CLIENTS})
+    server, key_store = Run(plan, secured, task), secured.key_store()
+    clients: Run = pickle.loads(pickle.dumps(server))
+    (outcome,) = rounds(server, LocalExecutor(clients, key_store), None, secured.rounds(key_store, task))
+    assert outcome.state is not None
+    got, wanted = secured.final(outcome.state.server), stepped(algorithm, task, case.free)
+    require(np.array_equal(outcome.ledger.delivered, case.free.ledger.delivered), "other clients deliver under masks")
+    require(close(got, wanted, case.before, 1e-3), "under masks the model is another")
+
+
+SUM_LAWS = (a_protected_sum_gives_the_model_of_the_plain_sum,)
+"""Laws of algorithms whose sums may be protected."""
 SECURE_LAWS = (
     the_sum_is_exact,
     the_sum_of_those_that_arrive_is_exact,

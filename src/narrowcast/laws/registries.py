@@ -113,7 +113,7 @@ _NO_MODEL = f"its check refuses every small model: {', '.join(algorithm_laws.MOD
 LAWS: Mapping[str, LawsOf] = {
     "algorithm": LawsOf(
         _algorithm_cases,
-        (*algorithm_laws.UNCODED, *algorithm_laws.LAWS),
+        (*algorithm_laws.UNCODED, *algorithm_laws.LAWS, *execution_laws.SUM_LAWS),
         _NO_MODEL,
     ),
     "codec": LawsOf(codec_laws.cases, codec_laws.LAWS, "it can stand neither first, nor after a quantiser"),
