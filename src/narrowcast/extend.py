@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.codecs.wire import Reader, varint
     from narrowcast.algorithms.federated.aggregator import Aggregator
     from narrowcast.algorithms.federated.fedavg import Averaging
-    from narrowcast.algorithms.federated.personal import PartlyShared, Personal, PersonalState
+    from narrowcast.algorithms.federated.personal import PartlyShared, Personal, PersonalState, adapted, check_adapted
     from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer
     from narrowcast.algorithms.federated.shared_basis import RankPolicy
     from narrowcast.algorithms.federated.unit_slices import joined_updates, joined_uploads
@@ -172,7 +172,9 @@ __all__ = [
     "ValueStage",
     "Weighted",
     "Work",
+    "adapted",
     "attack_run",
+    "check_adapted",
     "generator",
     "joined_updates",
     "joined_uploads",
@@ -194,7 +196,9 @@ _HOMES = {
     **dict.fromkeys(("Reader", "varint"), "algorithms.codecs.wire"),
     "Aggregator": "algorithms.federated.aggregator",
     "Averaging": "algorithms.federated.fedavg",
-    **dict.fromkeys(("PartlyShared", "Personal", "PersonalState"), "algorithms.federated.personal"),
+    **dict.fromkeys(
+        ("PartlyShared", "Personal", "PersonalState", "adapted", "check_adapted"), "algorithms.federated.personal"
+    ),
     "RankPolicy": "algorithms.federated.shared_basis",
     **dict.fromkeys(("SERVER_ONLY", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
     "LearningRateSchedule": "algorithms.local_training.rules",

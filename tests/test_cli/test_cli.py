@@ -80,7 +80,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["algorithm.kind=scolar"],
             [
                 'algorithm.kind = "scolar" is unknown; known: fedavg, fedprox, scaffold, fednova, feddyn, qffl, afl, '
-                "apfl, fedmf, fedmavg, sfmf, fedpara, submodel, fedma, fedmd, colr, scolr",
+                "local, fine_tune, apfl, ditto, partial, per_fedavg, pfedme, "
+                "fedmf, fedmavg, sfmf, fedpara, submodel, fedma, fedmd, colr, scolr",
                 'Did you mean "scolr"',
             ],
         ),

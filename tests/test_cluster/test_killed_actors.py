@@ -35,6 +35,8 @@ STATEFUL = {
         "scaffold": "scaffold",
         "feddyn": "feddyn",
         "apfl": "apfl",
+        "ditto": "ditto",
+        "partial": "partial",
         "median": "{kind: fedavg, aggregator: median}",
         "scolr": "scolr",
     }.items()

@@ -125,6 +125,7 @@ INITIAL_STATE = {
         "fedavg",
         "fedmavg",
         "fedmf",
+        "local",
         "scaffold",
         "submodel",
     )
@@ -134,6 +135,7 @@ CLIENT_SIDE = {
     "algorithms/federated/fedma.py",
     "algorithms/local_training/graph.py",
     "algorithms/federated/fedprox.py",
+    "algorithms/federated/personal.py",
     "algorithms/local_training/negatives.py",
     "algorithms/local_training/forward_draws.py",
     "algorithms/local_training/sgd.py",

@@ -205,6 +205,11 @@ def the_model_changes_and_the_bits_add_up(case: AlgorithmCase) -> None:
     """Look at the parameters and the bits of every round."""
     state = case.straight[-1].state
     assert state is not None
+    ledgers = [outcome.ledger for outcome in case.straight]
+    if not case.algorithm.traits.sends:
+        require(not (state.uplink_bits or state.downlink_bits), "bits are sent, and traits.sends is False")
+        require(any(values.any() for values in state.clients.values()), "clients neither send nor keep anything")
+        return
     after, grows = case.algorithm.final(state.server), case.algorithm.traits.grows
     shapes = [{name: values.shape for name, values in arrays.items()} for arrays in (case.before, after)]
     check_final(case.algorithm, case.task.initial_parameters(), state.server)
@@ -216,7 +221,6 @@ def the_model_changes_and_the_bits_add_up(case: AlgorithmCase) -> None:
     then, now = (case.algorithm.init(case.task), state.server) if grows else (case.before, after)
     changed = [name for name in now if name not in then or not np.array_equal(now[name], then[name])]
     require(bool(changed), "no parameter has changed after five rounds")
-    ledgers = [outcome.ledger for outcome in case.straight]
     require(state.uplink_bits == sum(int(ledger.uplink_bits.sum()) for ledger in ledgers), "uplink bits do not add up")
     for ledger in ledgers:
         require((ledger.uplink_bits[ledger.delivered] > 0).all(), "an upload of no bits was delivered")
@@ -352,6 +356,8 @@ def with_limits_results_do_not_depend_on_placement_or_resume(case: AlgorithmCase
 
 def no_client_exceeds_its_budget(case: AlgorithmCase) -> None:
     """Give clients nothing, three tenths and all of what they would send."""
+    if not case.algorithm.traits.sends:
+        return
     free = case.free.ledger
     for share in (0.0, 0.3, 1.0):
         budgets = (share * free.uplink_bits).astype(np.int64)
@@ -385,6 +391,8 @@ def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: AlgorithmC
     What a server keeps of its broadcasts, for the sizes of later ones, may differ; what it sends and does may not. A
     case without a codec and a server optimizer is tried with every one that it takes, too.
     """
+    if not case.algorithm.traits.sends:
+        return
     _is_left_by_silence(case.algorithm, case.task, case.free)
     if case.coded or getattr(case.algorithm, "server_optimizer", case) is not None:
         return
@@ -434,6 +442,8 @@ def _differing(wanted: Arrays, got: Arrays) -> str:
 
 def a_lost_upload_is_counted_and_not_aggregated(case: AlgorithmCase) -> None:
     """Lose the uploads of every third client."""
+    if not case.algorithm.traits.sends:
+        return
     algorithm, task, free = case.algorithm, case.task, case.free
     lost = np.arange(N_CLIENTS) % 3 == 1
     partial = train_everyone(algorithm, task, lost=lost)

@@ -297,6 +297,7 @@ class Traits:
     - `codes_row_lists`: uploads have lists of rows that negatives known to the receiver would shorten.
     - `needs_each`: the setting, with its value, by which the server needs the change of each client; empty without one.
     - `asks_rows`: clients ask the server for the rows that they touch.
+    - `sends`: clients and server exchange messages; False: no bits in either direction, and no client is ever lost.
     """
 
     global_model: bool = True
@@ -309,6 +310,7 @@ class Traits:
     codes_row_lists: bool = False
     needs_each: str = ""
     asks_rows: bool = False
+    sends: bool = True
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -59,6 +59,34 @@ class PersonalState:
 OWN = PersonalState()
 
 
+def check_adapted(task: Task, asked: str) -> None:
+    """Raise `UserError` if clients' copies of the model cannot be trained for an evaluation, which `asked` wants."""
+    model = task.model
+    if not isinstance(model, NeuralNetwork):
+        raise UserError(f"{asked} trains networks before clients are measured, not {model.kind}")
+    if layers := model.own_layers(task.data):
+        raise UserError(
+            f"{asked}: {next(iter(layers))} is a layer that each client keeps, and stays as it is; leave it out"
+        )
+
+
+def adapted(
+    model: Arrays, chunk: Chunk, task: Task, epochs: int, *, rule: LocalRule | None = None, of_each: bool = False
+) -> Arrays:
+    """Return each client's parameters [C, ...] after local epochs from `model`, or [C, ...] `of_each`, as it trains.
+
+    The batches are of training samples alone, and drawn from private streams apart from those of the rounds; nothing
+    is kept. `rule` takes the steps in place of the training's.
+    """
+    each = model if of_each else {name: values[np.newaxis] for name, values in model.items()}
+    if not epochs:
+        return each
+    terms = LocalTerms(epochs=np.full(len(chunk.clients), epochs), rule=rule, start=model if of_each else None)
+    apart = replace(task, private_seed=task.private_seed.successor())
+    changes = task.training.train({} if of_each else model, replace(chunk, epochs=None), apart, terms).changes
+    return {name: values + changes[name] if name in changes else values for name, values in each.items()}
+
+
 class Personal(Averaging):
     """Averaging whose clients train a model of their own, v_u, beside the copy of the global one that they send.
 
@@ -116,13 +144,17 @@ class PartlyShared(Averaging):
     global model has the kept tensors of before round 1.
     """
 
-    @abstractmethod
     def keeps(self, name: str) -> bool:
         """Return whether each client keeps the tensor of this name for itself."""
+        raise NotImplementedError(f"{type(self).__name__} has no keeps, and no kept_names of its own")
 
-    def _split(self, tensors: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    def kept_names(self, task: Task) -> frozenset[str]:
+        """Return the names of the tensors that clients keep: those that `keeps` says."""
+        return frozenset(name for name in task.initial_parameters() if self.keeps(name))
+
+    def _split(self, tensors: Arrays, task: Task) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Return the shared tensors and the kept ones."""
-        kept = {name for name in tensors if self.keeps(name)}
+        kept = self.kept_names(task)
         return (
             {name: values for name, values in tensors.items() if name not in kept},
             {name: values for name, values in tensors.items() if name in kept},
@@ -134,19 +166,21 @@ class PartlyShared(Averaging):
         if not isinstance(task.model, NeuralNetwork):
             raise UserError(f"algorithm.kind = {self.kind} shares a part of a network, not of {task.model.kind}")
         if not self.parameters(task):
-            raise UserError(f"algorithm.kind = {self.kind}: clients keep all of {task.model.kind}; share some of it")
+            raise UserError(
+                f"algorithm.kind = {self.kind}: clients keep all of {task.model.kind}; share some of it, or use local"
+            )
 
     def init(self, task: Task) -> Arrays:
         """Return x, and the tensors that complete it."""
-        return {**super().init(task), **_UNSHARED.add(self._split(task.initial_parameters())[1])}
+        return {**super().init(task), **_UNSHARED.add(self._split(task.initial_parameters(), task)[1])}
 
     def parameters(self, task: Task) -> Arrays:
         """Return the shared tensors before round 1."""
-        return self._split(super().parameters(task))[0]
+        return self._split(super().parameters(task), task)[0]
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters, their kept tensors, and the codec's state."""
-        kept = self._split(task.initial_parameters())[1]
+        kept = self._split(task.initial_parameters(), task)[1]
         return {**super().init_clients(task), **OWN.init(kept, task.data.n_clients)}
 
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
@@ -158,11 +192,11 @@ class PartlyShared(Averaging):
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Return the changes of the shared tensors."""
         message = super().message(broadcast, chunk, task, updates)
-        return replace(message, tensors=self._split(message.tensors)[0])
+        return replace(message, tensors=self._split(message.tensors, task)[0])
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return y_u - x of the shared tensors, and keep the others unless they left the finite numbers."""
-        start, changes = task.initial_parameters(), self._split(arrived.updates.changes)[1]
+        start, changes = task.initial_parameters(), self._split(arrived.updates.changes, task)[1]
         before = OWN.of(chunk, start)
         kept = OWN.kept(chunk, start, {name: before[name] + change for name, change in changes.items()})
         return replace(super().contribution(broadcast, chunk, task, arrived), state=kept)
