@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from narrowcast.algorithms.secure.schemes import library
-from narrowcast.studies.spec import Results, RunSpec
+from narrowcast.studies.spec import Results
 from narrowcast.studies.tables import Finished, RecordedTable
+from narrowcast.studies.verdicts import PaperVerdict
 from narrowcast_papers.colr import bound, components, payload, pinterest, times
 from narrowcast_papers.colr.accuracy import (
     COLR,
@@ -22,51 +23,23 @@ from narrowcast_papers.colr.accuracy import (
     plot_points,
 )
 
-
-def _table_4(results: Results, path: Path) -> Finished:
-    title = "Table 4: SCoLR on ml-1m, uniform ranks up to r_g"
-    plot_points(TABLE_4, results, title, png := path.with_suffix(".png"))
-    return judge_points(TABLE_4, results), [png]
+_Points = tuple[Point, ...]
 
 
-def _figure_3(results: Results, path: Path) -> Finished:
-    title = "Figure 3: CoLR and FedMF on ml-1m at the same payload"
-    plot_points(FIGURE_3, results, title, png := path.with_suffix(".png"))
-    same_payload = tuple(point for point in FEDMF if point.size < 64)
-    return [*judge_points(FIGURE_3, results), judge_order(COLR, same_payload, results)], [png]
+def _of_points(title: str, points: _Points, *orders: tuple[_Points, _Points]) -> RecordedTable:
+    """Return the table of points, and of the order of each pair of series of one payload."""
+
+    def judge(results: Results) -> list[PaperVerdict]:
+        return [*judge_points(points, results), *(judge_order(*pair, results) for pair in orders)]
+
+    return RecordedTable.of(
+        (point.run for point in points), judge, lambda results, path: plot_points(points, results, title, path)
+    )
 
 
-def _figure_4(results: Results, path: Path) -> Finished:
-    plot_points(FIGURE_4, results, "Figure 4: CoLR, SVD and Top-K on ml-1m", png := path.with_suffix(".png"))
-    orders = [
-        judge_order(COLR, tuple(point for point in rivals if (point.size > 2) == wide), results)
-        for rivals in (SVD, TOP_K)
-        for wide in (True, False)
-    ]
-    return [*judge_points(FIGURE_4, results), *orders], [png]
-
-
-def _figure_5(results: Results, path: Path) -> Finished:
-    payload.plot_payloads(results, png := path.with_suffix(".png"))
-    return payload.judge_payloads(results), [png]
-
-
-def _figure_6(results: Results, path: Path) -> Finished:
-    pinterest.plot_convergence(results, png := path.with_suffix(".png"))
-    return pinterest.judge_convergence(results), [png]
-
-
-def _bound(results: Results, path: Path) -> Finished:
-    del results
-    errors = {rank: bound.measure_error(rank) for rank in bound.RANKS}
+def _bounds() -> tuple[dict[int, bound.ErrorCurve], dict[int, bound.Convergence]]:
     convergence = {rank: bound.measure_convergence(rank, "orthonormal") for rank in bound.RANKS}
-    bound.plot_bound(errors, convergence, png := path.with_suffix(".png"))
-    return bound.judge_bound(errors, convergence), [png]
-
-
-def _table_2(results: Results, path: Path) -> Finished:
-    times.plot_times(results, png := path.with_suffix(".png"))
-    return times.judge_times(results), [png]
+    return {rank: bound.measure_error(rank) for rank in bound.RANKS}, convergence
 
 
 def _table_3(results: Results, path: Path) -> Finished:
@@ -80,21 +53,22 @@ def _table_3(results: Results, path: Path) -> Finished:
     return encryption.judge_costs(costs), [png]
 
 
-def _figure_2(results: Results, path: Path) -> Finished:
-    components.plot_components(results, png := path.with_suffix(".png"))
-    return components.judge_components(results), [png]
-
-
-def _runs(points: tuple[Point, ...]) -> tuple[RunSpec, ...]:
-    return tuple(point.run for point in points)
-
-
-TABLE_2_MINUTES = RecordedTable(_table_2, times.timed_runs(), alone=True)
+_SAME_PAYLOAD = tuple(point for point in FEDMF if point.size < 64)
+_WIDE_AND_NARROW = [
+    (COLR, tuple(point for point in rivals if (point.size > 2) == wide))
+    for rivals in (SVD, TOP_K)
+    for wide in (True, False)
+]
+TABLE_2_MINUTES = RecordedTable.of(times.timed_runs(), times.judge_times, times.plot_times, alone=True)
 TABLE_3_ENCRYPTION = RecordedTable(_table_3)
-TABLE_4_RANKS = RecordedTable(_table_4, _runs(TABLE_4))
-FIGURE_2_COMPONENTS = RecordedTable(_figure_2, (components.RUN,))
-FIGURE_3_RANKS = RecordedTable(_figure_3, _runs(FIGURE_3))
-FIGURE_4_CODECS = RecordedTable(_figure_4, _runs(FIGURE_4))
-FIGURE_5_PAYLOADS = RecordedTable(_figure_5, _runs(payload.POINTS))
-FIGURE_6_CONVERGENCE = RecordedTable(_figure_6, tuple(pinterest.RUNS.values()))
-BOUND = RecordedTable(_bound)
+TABLE_4_RANKS = _of_points("Table 4: SCoLR on ml-1m, uniform ranks up to r_g", TABLE_4)
+FIGURE_2_COMPONENTS = RecordedTable.of((components.RUN,), components.judge_components, components.plot_components)
+FIGURE_3_RANKS = _of_points("Figure 3: CoLR and FedMF on ml-1m at the same payload", FIGURE_3, (COLR, _SAME_PAYLOAD))
+FIGURE_4_CODECS = _of_points("Figure 4: CoLR, SVD and Top-K on ml-1m", FIGURE_4, *_WIDE_AND_NARROW)
+FIGURE_5_PAYLOADS = RecordedTable.of(
+    (point.run for point in payload.POINTS), payload.judge_payloads, payload.plot_payloads
+)
+FIGURE_6_CONVERGENCE = RecordedTable.of(
+    pinterest.RUNS.values(), pinterest.judge_convergence, pinterest.plot_convergence
+)
+BOUND = RecordedTable.computed(_bounds, bound.judge_bound, bound.plot_bound)

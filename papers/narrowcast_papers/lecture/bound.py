@@ -25,8 +25,7 @@ import numpy as np
 
 from narrowcast.platform.tracking.figures import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.studies.spec import Results
-from narrowcast.studies.tables import Finished, RecordedTable
+from narrowcast.studies.tables import RecordedTable
 from narrowcast.studies.verdicts import PaperVerdict
 from narrowcast_papers.lecture.fixed_point import STRONG
 from narrowcast_papers.lecture.problem import PRECISION, LeastSquaresProblem, configured, initial_vector, run_platform
@@ -229,12 +228,8 @@ def plot_descents(descents: Mapping[float, Sequence[Descent]], sampled: Descent,
     figure.savefig(path, dpi=150)
 
 
-def _theorem_1(results: Results, path: Path) -> Finished:
-    del results
-    descents = {spread: [measure_descent(spread, steps) for steps in STEPS] for spread in SPREADS}
-    sampled = measure_sampled()
-    plot_descents(descents, sampled, png := path.with_suffix(".png"))
-    return judge_descents(descents, sampled), [png]
+def _measured() -> tuple[Mapping[float, Sequence[Descent]], Descent]:
+    return {spread: [measure_descent(spread, steps) for steps in STEPS] for spread in SPREADS}, measure_sampled()
 
 
-THEOREM_1 = RecordedTable(_theorem_1)
+THEOREM_1 = RecordedTable.computed(_measured, judge_descents, plot_descents)

@@ -16,8 +16,7 @@ import numpy as np
 
 from narrowcast.platform.tracking.figures import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.studies.spec import Results
-from narrowcast.studies.tables import Finished, RecordedTable
+from narrowcast.studies.tables import RecordedTable
 from narrowcast.studies.verdicts import PaperVerdict
 from narrowcast_papers.lecture.problem import PRECISION, LeastSquaresProblem, configured, initial_vector, run_platform
 
@@ -158,14 +157,15 @@ def plot_limits(strong: Mapping[float, Case], scaffold: Limit, path: Path) -> No
     figure.savefig(path, dpi=150)
 
 
-def _least_squares(results: Results, path: Path) -> Finished:
-    del results
-    data = f"{STRONG}, heterogeneity: "
-    strong = {each: measure_case(f"{data}{each:g}") for each in SPREADS}
-    convex = {name: measure_case(each, SHORT) for name, each in CONVEX.items()}
-    scaffold = measure_scaffold(f"{data}{SPREADS[0]:g}")
-    plot_limits(strong, scaffold, png := path.with_suffix(".png"))
-    return judge_limits(strong, convex, scaffold), [png]
+def _measured() -> tuple[Mapping[float, Case], Mapping[str, Case], Limit]:
+    strong = {spread: f"{STRONG}, heterogeneity: {spread:g}" for spread in SPREADS}
+    return (
+        {spread: measure_case(data) for spread, data in strong.items()},
+        {name: measure_case(data, SHORT) for name, data in CONVEX.items()},
+        measure_scaffold(strong[SPREADS[0]]),
+    )
 
 
-LEAST_SQUARES = RecordedTable(_least_squares)
+LEAST_SQUARES = RecordedTable.computed(
+    _measured, judge_limits, lambda strong, _, scaffold, path: plot_limits(strong, scaffold, path)
+)

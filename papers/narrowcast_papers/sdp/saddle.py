@@ -21,8 +21,7 @@ from narrowcast.platform.types import FloatArray
 from narrowcast.solves.burer_monteiro import BurerMonteiro
 from narrowcast.solves.certificate import least_eigenvector
 from narrowcast.solves.max_cut import RandomMaxCut
-from narrowcast.studies.spec import Results
-from narrowcast.studies.tables import Finished, RecordedTable
+from narrowcast.studies.tables import RecordedTable
 from narrowcast.studies.verdicts import PaperVerdict
 
 
@@ -124,11 +123,4 @@ def plot_saddles(runs: Mapping[str, Sequence[SaddleRun]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _saddles(results: Results, path: Path) -> Finished:
-    del results
-    runs = run_saddles()
-    plot_saddles(runs, png := path.with_suffix(".png"))
-    return judge_saddles(runs), [png]
-
-
-SADDLES = RecordedTable(_saddles)
+SADDLES = RecordedTable.computed(lambda: (run_saddles(),), judge_saddles, plot_saddles)

@@ -17,8 +17,7 @@ from narrowcast.algorithms.channel.allocation import least_error, out_of_reach
 from narrowcast.algorithms.channel.regions import TableRegion
 from narrowcast.platform.tracking.figures import BLACK, BLUE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.studies.spec import Results
-from narrowcast.studies.tables import Finished, RecordedTable
+from narrowcast.studies.tables import RecordedTable
 from narrowcast.studies.verdicts import PaperVerdict
 from narrowcast_papers.wireless.errors import Neighbourhoods, whole_levels
 from narrowcast_papers.wireless.theory import QuantisedDescent
@@ -166,11 +165,6 @@ def plot_table1(rows: list[Allocated], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _table_1(results: Results, path: Path) -> Finished:
-    del results
-    rows = compute_table1()
-    plot_table1(rows, png := path.with_suffix(".png"))
-    return [*judge_table1(rows), *judge_section31()], [png]
-
-
-TABLE_1 = RecordedTable(_table_1)
+TABLE_1 = RecordedTable.computed(
+    lambda: (compute_table1(),), lambda rows: [*judge_table1(rows), *judge_section31()], plot_table1
+)

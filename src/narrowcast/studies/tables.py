@@ -46,6 +46,34 @@ class RecordedTable:
     runs: tuple[RunSpec, ...] = ()
     alone: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        runs: Iterable[RunSpec],
+        judge: Callable[[Results], list[PaperVerdict]],
+        plot: Callable[[Results, Path], None],
+        *,
+        alone: bool = False,
+    ) -> RecordedTable:
+        """Return the table of these runs with a plot, which is drawn to a PNG file."""
+        return cls(lambda results, path: _drawn(judge(results), plot, results, path), tuple(runs), alone)
+
+    @classmethod
+    def computed(
+        cls,
+        compute: Callable[[], tuple[Any, ...]],
+        judge: Callable[..., list[PaperVerdict]],
+        plot: Callable[..., None],
+    ) -> RecordedTable:
+        """Return a table without runs: `judge` takes what `compute` returns, and `plot` a PNG file too."""
+
+        def finish(results: Results, path: Path) -> Finished:
+            del results
+            values = compute()
+            return _drawn(judge(*values), lambda values, png: plot(*values, png), values, path)
+
+        return cls(finish)
+
 
 @dataclass(frozen=True)
 class StudyTable:
