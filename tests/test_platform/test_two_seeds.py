@@ -74,7 +74,7 @@ PUBLIC = {
     ("platform/models/modules.py", "'model'"),
     ("platform/models/graph.py", "'gcn'"),
     ("algorithms/federated/fedpara.py", "'hadamard' + name + part"),
-    ("solves/low_rank_matrix.py", "'completion start'"),
+    ("solves/observed.py", "'completion start'"),
     # what a decoder or the server regenerates
     ("algorithms/federated/shared_basis.py", "'basis'"),
     ("algorithms/federated/shared_basis.py", "'components' + name"),

@@ -16,8 +16,7 @@ from narrowcast.solves.alternating import ALS, LMaFit, PowerFactorisation
 from narrowcast.solves.completion_problems import Completion, SyntheticCompletion
 from narrowcast.solves.descent import AFGD, ASD, FGD, ScaledASD, ScaledGD, projected
 from narrowcast.solves.factor_solver import PATIENCE, PROGRESS, ROUNDING, Continuation, FactorSolver, progress
-from narrowcast.solves.low_rank_matrix import truncated
-from narrowcast.solves.observed import observe
+from narrowcast.solves.observed import observe, truncated
 from narrowcast.solves.second_order import R3MC, GaussNewton, MatrixIRLS
 from narrowcast.solves.thresholding import ALPS, CGIHT, NIHT, SoftImpute
 

@@ -7,8 +7,7 @@ import pytest
 
 from narrowcast.platform.errors import UserError
 from narrowcast.solves import observed as module
-from narrowcast.solves.low_rank_matrix import difference, leading, random_block
-from narrowcast.solves.observed import ObservedMatrix, observe
+from narrowcast.solves.observed import ObservedMatrix, difference, leading, observe, random_block
 
 
 def drawn(rows: int, columns: int, share: float = 0.3, seed: int = 0) -> tuple[ObservedMatrix, np.ndarray, np.ndarray]:

@@ -29,9 +29,8 @@ from narrowcast.solves.burer_monteiro import BurerMonteiro
 from narrowcast.solves.completion_problems import Completion, HeldOut, RatingCompletion, SyntheticCompletion
 from narrowcast.solves.frank_wolfe import InFaceFrankWolfe
 from narrowcast.solves.hazan import Hazan
-from narrowcast.solves.low_rank_matrix import truncated
 from narrowcast.solves.nuclear_norm import NEGLIGIBLE
-from narrowcast.solves.observed import observe
+from narrowcast.solves.observed import observe, truncated
 from narrowcast.solves.thresholding import SoftImpute
 from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.tables import Measurements

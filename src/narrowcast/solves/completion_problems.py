@@ -31,9 +31,8 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.solving import ProblemSource, Work
 from narrowcast.platform.storage.disk import npz_arrays
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
-from narrowcast.solves.low_rank_matrix import difference, frobenius
 from narrowcast.solves.nuclear_norm import ball_metrics, nuclear_norm_program
-from narrowcast.solves.observed import ObservedMatrix, observe, observed_at
+from narrowcast.solves.observed import ObservedMatrix, difference, frobenius, observe, observed_at
 from narrowcast.solves.semidefinite import SemidefiniteProblem, SemidefiniteProgram
 
 LOWER_IS_BETTER = (

@@ -19,8 +19,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.solving import Solver, Status, StepResult, name_of
 from narrowcast.platform.types import Arrays, FloatArray
 from narrowcast.solves.completion_problems import Completion
-from narrowcast.solves.low_rank_matrix import Triples, leading, random_block
-from narrowcast.solves.observed import ObservedMatrix
+from narrowcast.solves.observed import ObservedMatrix, Triples, leading, random_block
 
 _LEAST, _MOST = 1e-100, 1e100
 

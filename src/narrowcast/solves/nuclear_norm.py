@@ -16,8 +16,7 @@ import numpy as np
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import FloatArray
-from narrowcast.solves.low_rank_matrix import truncated
-from narrowcast.solves.observed import ObservedMatrix
+from narrowcast.solves.observed import ObservedMatrix, truncated
 from narrowcast.solves.semidefinite import SemidefiniteProgram, constraints_of
 
 

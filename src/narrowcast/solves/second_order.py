@@ -21,8 +21,7 @@ from narrowcast.solves.factor_solver import (
     rank_of,
     row_major,
 )
-from narrowcast.solves.low_rank_matrix import leading, random_block, truncated
-from narrowcast.solves.observed import ObservedMatrix
+from narrowcast.solves.observed import ObservedMatrix, leading, random_block, truncated
 
 
 class GaussNewton(FactorSolver):

@@ -10,8 +10,7 @@ from pydantic import Field
 from narrowcast.platform.types import FloatArray
 from narrowcast.solves.completion_problems import Completion
 from narrowcast.solves.factor_solver import FactorSolver, State
-from narrowcast.solves.low_rank_matrix import OVERSAMPLED, leading, truncated
-from narrowcast.solves.observed import ObservedMatrix
+from narrowcast.solves.observed import OVERSAMPLED, ObservedMatrix, leading, truncated
 
 _LARGEST = 1e3
 """Of step sizes, as in the authors' program."""

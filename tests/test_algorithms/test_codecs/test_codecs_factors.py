@@ -166,7 +166,7 @@ def test_a_client_with_fewer_rows_or_a_higher_rank_than_its_state_is_served() ->
         encoded, state = chain.encode_with_state({"Q": matrix(rows, 8) if rows else np.empty((0, 8))}, rows, state)
         assert chain.decode(encoded.to_bytes(), {"Q": (rows, 8)}, rows)["Q"].shape == (rows, 8)
         assert np.shape(state[WARM + "Q"]) == (8, 3)
-    wider = chain.with_rank(5)
+    wider = codec({"kind": "power_sgd", "rank": 5})
     encoded, after = wider.encode_with_state({"Q": matrix(40, 8)}, 1, state)
     assert np.shape(after[WARM + "Q"]) == (8, 3)
     assert wider.decode(encoded.to_bytes(), {"Q": (40, 8)}, 1)["Q"].shape == (40, 8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2, sqrt
 from typing import Any
@@ -15,24 +15,6 @@ from narrowcast.platform.types import Arrays
 
 _INTERPOLATIONS = 6  # further tries bisect the remaining range of levels
 _CLOSE = 32  # levels that are 1/32 finer would lower the error by 6 %, and take another encoding or two to find
-
-
-def finest_levels(
-    codec: Codec, shapes: Mapping[str, Sequence[int]], budget_bits: float, finest: int | None = None
-) -> int | None:
-    """Return the most levels, up to `finest`, at which `max_bits` is within the budget; None if the fewest are not.
-
-    Raise `ValueError` for a codec without levels.
-    """
-    fits, beyond = _levels_below(codec), _levels_above(codec, finest)
-    lowest = fits
-    while beyond - fits > 1:
-        middle = (fits + beyond) // 2
-        if codec.with_levels(middle).max_bits(shapes) <= budget_bits:
-            fits = middle
-        else:
-            beyond = middle
-    return fits if fits > lowest else None
 
 
 def encode_within(

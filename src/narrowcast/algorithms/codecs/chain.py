@@ -244,11 +244,7 @@ class Codec:
 
     def with_levels(self, levels: int) -> Codec:
         """Return the codec with other levels; the receiver reads the levels from the payload."""
-        return _changed(self, "levels", levels)
-
-    def with_rank(self, rank: int) -> Codec:
-        """Return the codec with another rank of `svd`, `power_sgd` or `basis`; the receiver must use the same."""
-        return _changed(self, "rank", rank)
+        return _with_levels(self, levels)
 
     # What stages call on the rest of the chain.
 
@@ -323,14 +319,13 @@ def check_order(stages: Sequence[Stage]) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _changed(codec: Codec, field: str, value: int) -> Codec:
-    """Return the codec with `field` replaced in every stage that has it; raise `ValueError` if none has."""
-    if not any(field in type(stage).model_fields for stage in codec.stages):
-        raise ValueError(f"no stage of this codec has {field}: {', '.join(stage.kind for stage in codec.stages)}")
+def _with_levels(codec: Codec, levels: int) -> Codec:
+    if not any("levels" in type(stage).model_fields for stage in codec.stages):
+        raise ValueError(f"no stage of this codec has levels: {', '.join(stage.kind for stage in codec.stages)}")
     return Codec(
         tuple(
-            type(stage).model_validate({**stage.model_dump(), field: value})
-            if field in type(stage).model_fields
+            type(stage).model_validate({**stage.model_dump(), "levels": levels})
+            if "levels" in type(stage).model_fields
             else stage
             for stage in codec.stages
         ),
