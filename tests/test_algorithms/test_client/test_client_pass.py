@@ -52,7 +52,7 @@ def test_apart_the_server_has_the_tensors_of_each() -> None:
     partial = contribution().apart().partial(DELIVERED)
     assert partial["each/sum/a"].tolist() == [[1, 2], [4, 5], [6, 7]]
     assert partial["each/weight"].tolist() == [1, 2, 3]
-    assert "sum/a" not in partial
+    assert partial.keys() == {"each/sum/a", "each/sum/b", "each/weight", "each/loss", "steps"}
     joined = add_up([partial, contribution().apart().partial(~DELIVERED)])
     assert joined["each/loss"].tolist() == [0.1, 0.2, 0.3, 0.9]
     assert joined["steps"] == 18
@@ -88,6 +88,52 @@ def test_a_client_whose_training_left_the_finite_numbers_keeps_its_state() -> No
     assert result.ledger.delivered.tolist() == [True, False]
     assert (result.ledger.uplink_bits > 0).all()
     assert result.partial["weight"] == 5
+
+
+class Halving(FedAvg):
+    """What clients keep is half of what they learnt."""
+
+    def contribution(self, broadcast: Any, chunk: Any, task: Any, arrived: Any) -> Contribution:
+        own = super().contribution(broadcast, chunk, task, arrived)
+        return replace(own, state={"p": arrived.updates.state["p"] / 2})
+
+
+@pytest.mark.parametrize(("algorithm", "kept"), [(FedAvg(), [[3], [5]]), (Halving(), [[1.5], [2.5]])])
+def test_a_client_whose_upload_is_lost_keeps_what_it_learnt(algorithm: FedAvg, kept: list[list[float]]) -> None:
+    task, ones = make_task(digits([5, 9])), np.ones(2, dtype=np.int64)
+    updates = LocalUpdates({"w": np.ones((2, 3), dtype=np.float32)}, {"p": np.array([[3.0], [5]])}, ones, ones, ones)
+    chunk = Chunk(1, 0, np.arange(2), {"p": np.array([[1.0], [2.0]])}, lost=np.array([True, False]))
+    result = algorithm.send({}, chunk, task, [updates])
+    assert result.state["p"].tolist() == kept
+    assert result.ledger.delivered.tolist() == [False, True]
+
+
+def test_through_a_codec_training_that_left_the_finite_numbers_sends_nothing() -> None:
+    task, ones = make_task(digits([5, 9])), np.ones(2, dtype=np.int64)
+    changes = {"w": np.ones((2, 3), dtype=np.float32)}
+    updates = LocalUpdates(changes, {}, np.array([1.0, np.nan]), ones, ones)
+    algorithm = FedAvg.model_validate({"codec": [{"kind": "quantise", "levels": 3}]})
+    result = algorithm.send({}, Chunk(1, 0, np.arange(2), {}), task, [updates])
+    assert result.ledger.delivered.tolist() == [True, False]
+    assert (result.ledger.uplink_bits > 0).tolist() == [True, False]
+    assert result.partial["weight"] == 5
+
+
+class Claiming(FedAvg):
+    """All clients claim three times their steps; the server is told the steps that they claim."""
+
+    def tamper(self, broadcast: Any, chunk: Any, task: Any, updates: Any) -> LocalUpdates:
+        return replace(updates, steps=3 * updates.steps)
+
+    def contribution(self, broadcast: Any, chunk: Any, task: Any, arrived: Any) -> Contribution:
+        own = super().contribution(broadcast, chunk, task, arrived)
+        return replace(own, sums={"steps": arrived.updates.steps})
+
+
+def test_what_a_client_contributes_is_what_it_claims() -> None:
+    task = make_task(digits(COUNTS), batch_size=2)
+    (result,) = train(Claiming(), task)
+    assert result.partial["steps"] == 3 * sum(-(-count // 2) for count in COUNTS) * task.training.epochs
 
 
 @pytest.mark.parametrize(

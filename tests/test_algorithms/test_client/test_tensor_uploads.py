@@ -49,7 +49,7 @@ def sent(chunk: Chunk, task: Task, changes: Arrays, codec: Codec) -> tuple[Array
     """Send the changes of clients that have learnt nothing for themselves."""
     ones = np.ones(len(chunk.clients), dtype=np.int64)
     finite = finite_clients(LocalUpdates(changes, {}, np.zeros(len(ones)), ones, ones), changes)
-    tensors, _, uploads = send_messages(chunk, task, Message(changes), codec, finite)
+    tensors, _, uploads = send_messages(chunk, task, Message(changes), codec.stages, finite)
     return tensors, uploads
 
 

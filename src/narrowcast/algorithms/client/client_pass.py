@@ -24,7 +24,7 @@ from narrowcast.algorithms.client.uploads import (
     send_messages,
     where_client,
 )
-from narrowcast.algorithms.codecs.chain import Codec, Stages
+from narrowcast.algorithms.codecs.chain import Stages
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.types import (
     Arrays,
@@ -169,7 +169,7 @@ class ClientPass(Algorithm, BaseModel, ABC):
             claimed = replace(claimed, finite=None)  # the training cannot tell of what attackers claim
         message = self.message(broadcast, chunk, task, claimed)
         finite = finite_clients(claimed, message.tensors)
-        tensors, rows, uploads = send_messages(chunk, task, message, Codec(self.codec), finite)
+        tensors, rows, uploads = send_messages(chunk, task, message, self.codec, finite)
         arrived = Arrived(claimed, tensors, message.numbers, uploads.delivered, uploads.finite, rows)
         return self.contribution(broadcast, chunk, task, arrived), uploads
 

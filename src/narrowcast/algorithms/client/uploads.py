@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.codecs.budget import ClientEncoder
-from narrowcast.algorithms.codecs.chain import Codec, Stage, UnsendableUpdateError
+from narrowcast.algorithms.codecs.chain import Codec, Stage, Stages, UnsendableUpdateError
 from narrowcast.algorithms.codecs.messages import (
     CodedTensors,
     LikelyRows,
@@ -459,7 +459,7 @@ def with_bits(bits: IntArray, more: int) -> IntArray:
 
 
 def send_messages(
-    chunk: Chunk, task: Task, message: Message, codec: Codec, finite: BoolArray
+    chunk: Chunk, task: Task, message: Message, stages: Stages, finite: BoolArray
 ) -> tuple[Tensors, Mapping[str, RowChanges], Uploads]:
     """Send each client's message; return what the server decodes of its tensors and rows, and what was sent.
 
@@ -469,12 +469,12 @@ def send_messages(
     limited = chunk.reserve_bits(message.number_bits) if message.numbers else chunk
     sends = message.sent(chunk, task)
     tensors, rows = message.tensors, message.rows
-    if not codec.stages:
+    if not stages:
         uploads = _send_plain(limited, message, sends, finite)
     else:
         examples, columns = task.data.examples[chunk.clients], message.columns
         wire, ranks = message.wire or WIRES[message.layout], message.ranks
-        coding: Coding[Any, Any] = Coding(codec.of(dtype_of(message.values)), wire, message.levels)
+        coding: Coding[Any, Any] = Coding(Codec(stages, dtype_of(message.values)), wire, message.levels)
         if message.layout == "tensor":
             view = TensorView(tensors, examples, finite, sends, columns, ranks, rows)
             uploads = send_each(limited, task, coding, view)

@@ -142,6 +142,8 @@ def metrics_of_round(
     algorithm: Algorithm, results: Sequence[ChunkResult], of_step: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the means of the metrics of clients that delivered, in the order of the chunks, and those of the step."""
+    if of_step == {} and not any(result.metrics for result in results):
+        return {}
     parts = [
         {name: values.take(result.ledger.delivered) for name, values in result.metrics.items()}
         for result in results
