@@ -12,6 +12,7 @@ from digits import digits, make_task, train
 from narrowcast.algorithms.client.client_pass import Contribution
 from narrowcast.algorithms.client.sums import add_up
 from narrowcast.algorithms.client.uploads import Message
+from narrowcast.algorithms.codecs.messages import DensePayload
 from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.platform.contracts import Algorithm
@@ -106,6 +107,22 @@ def test_a_client_whose_upload_is_lost_keeps_what_it_learnt(algorithm: FedAvg, k
     result = algorithm.send({}, chunk, task, [updates])
     assert result.state["p"].tolist() == kept
     assert result.ledger.delivered.tolist() == [False, True]
+
+
+def test_a_budget_of_the_size_of_an_update_lets_a_client_send() -> None:
+    task, ones = make_task(digits([5, 9])), np.ones(2, dtype=np.int64)
+    updates = LocalUpdates({"w": np.ones((2, 3), dtype=np.float32)}, {}, np.ones(2), ones, ones)
+    size = 8 * len(DensePayload(np.ones(3, dtype=np.float32)).to_bytes())
+    result = FedAvg().send({}, Chunk(1, 0, np.arange(2), {}, np.array([size, size - 1])), task, [updates])
+    assert result.ledger.uplink_bits.tolist() == [size, 0]
+    assert result.ledger.delivered.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(np.float32, 32), (np.float64, 64)])
+def test_a_number_has_the_type_of_the_tensors_and_a_count_32_bits(dtype: type, bits: int) -> None:
+    message = Message({"w": np.ones((2, 3), dtype=dtype)}, numbers={"loss": np.ones(2)})
+    assert message.number_bits == bits
+    assert replace(message, numbers={"steps": np.ones(2, dtype=np.int64)}).number_bits == 32
 
 
 def test_through_a_codec_training_that_left_the_finite_numbers_sends_nothing() -> None:
