@@ -1,4 +1,4 @@
-"""Short runs of every method give the model, the clients' states, the bits and the time that were written down.
+"""Short runs of every method give the model, the clients' states, the bits, ranks and time that were written down.
 
 A change of the code that is to change no result changes none of these, in this process, in lockstep with another run,
 after a resume, and on two actors of which one is killed.

@@ -8,6 +8,7 @@ import pytest
 
 from narrowcast.algorithms.client.sums import ROWS, TensorSum
 from narrowcast.algorithms.codecs.low_rank import draw_basis
+from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, basis_seed, draw_components
@@ -96,6 +97,19 @@ def test_per_item_mean_of_one_client_is_its_own_change(algorithm: FedMF | CoLR |
         total = fold(train(algorithm, task, np.array([client])))
         assert set(np.unique(total["weight"])) == {0.0, 1.0}
         assert np.array_equal(TensorSum.of(total).mean(ITEM_FACTORS), total[ROWS])
+
+
+@pytest.mark.parametrize("codec", [(), (Quantise(levels=15),)])
+@pytest.mark.parametrize("method", [FedMF, CoLR, SCoLR])
+def test_clients_without_rows_pay_for_an_empty_list_and_change_no_sum(method: Any, codec: Any) -> None:
+    task, algorithm = make_task(synthetic([0, 12, 0, 3])), method(codec=codec)
+    (together,), apart = train(algorithm, task, np.arange(4)), train(algorithm, task, np.array([1, 3]))
+    ledger = together.ledger
+    assert ledger.delivered.all()
+    assert 0 < ledger.uplink_bits[0] == ledger.uplink_bits[2] < ledger.uplink_bits[3] < ledger.uplink_bits[1]
+    assert ledger.uplink_bits[[1, 3]].tolist() == apart[0].ledger.uplink_bits.tolist()
+    for name, values in fold(apart).items():
+        assert np.array_equal(together.partial[name], values), name
 
 
 def attacked(method: type[FedMF | CoLR | SCoLR], factor: float) -> Any:
