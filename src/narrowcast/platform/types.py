@@ -372,7 +372,8 @@ class LocalUpdates:
     start_gradient [C, ...], the gradient of that loss for each parameter, without the terms of the training;
     rate_sum [C], the sum of the learning rates of the steps taken, None if every step has `training.learning_rate`;
     slots [C, ...], what the terms' rule kept after the last step. `rows` are changes of tensors of which clients train
-    some rows; finite [C] are the clients whose training stayed finite, None if their values tell.
+    some rows; finite [C] are the clients whose training stayed finite, None if their values tell; levels [C], those
+    that were chosen with the columns of the rows for a codec to try first, None for its own.
     """
 
     changes: Arrays
@@ -386,6 +387,7 @@ class LocalUpdates:
     start_gradient: Arrays = field(default_factory=dict)
     rows: Mapping[str, RowChanges] = field(default_factory=dict)
     finite: BoolArray | None = None
+    levels: IntArray | None = None
 
     def scaled(self, factors: FloatArray) -> LocalUpdates:
         """Return the result with changes times a factor of each client, [C], in their own types."""

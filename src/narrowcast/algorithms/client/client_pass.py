@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, Summand, add_up, sum_of_rows, weighted_sums
 from narrowcast.algorithms.client.uploads import (
+    Columns,
     Message,
     Uploads,
     chunk_result,
@@ -44,7 +45,7 @@ class Arrived:
 
     Shapes: tensors [C, ...] as the server decodes them and numbers [C], of clients that delivered; delivered [C], whose
     messages arrived and count; finite [C], whose training stayed finite. `rows` are the changes of some rows of
-    tensors, as the server decodes them; NaN where a client left one out.
+    tensors, as the server decodes them; NaN where a client left one out. `columns` are those of the message.
     """
 
     updates: LocalUpdates
@@ -53,6 +54,7 @@ class Arrived:
     delivered: BoolArray
     finite: BoolArray
     rows: Mapping[str, RowChanges] = field(default_factory=dict)
+    columns: Columns | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,8 @@ class ClientPass(Algorithm, BaseModel, ABC):
         message = self.message(broadcast, chunk, task, claimed)
         finite = finite_clients(claimed, message.tensors)
         tensors, rows, uploads = send_messages(chunk, task, message, self.codec, finite)
-        arrived = Arrived(claimed, tensors, message.numbers, uploads.delivered, uploads.finite, rows)
+        delivered, finite, columns = uploads.delivered, uploads.finite, message.columns
+        arrived = Arrived(claimed, tensors, message.numbers, delivered, finite, rows, columns)
         return self.contribution(broadcast, chunk, task, arrived), uploads
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:

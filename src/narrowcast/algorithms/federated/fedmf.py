@@ -179,10 +179,15 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
 
     # Client half
 
-    def columns(self, broadcast: Arrays, chunk: Chunk, task: Task, rows: RowChanges) -> BoolArray:
-        """Return the columns of the rows that each client trains and sends, [C, k]: all."""
+    def columns(
+        self, broadcast: Arrays, chunk: Chunk, task: Task, rows: RowChanges
+    ) -> tuple[BoolArray, IntArray | None]:
+        """Return the columns of the rows that each client trains and sends, [C, k], and the levels of its codec: all.
+
+        Levels [C] are those that the codec tries first, None for its own.
+        """
         del task, rows
-        return np.ones((len(chunk.clients), np.shape(broadcast[ITEM_FACTORS])[1]), dtype=bool)
+        return np.ones((len(chunk.clients), np.shape(broadcast[ITEM_FACTORS])[1]), dtype=bool), None
 
     def trained(
         self, broadcast: Arrays, cohort: RowCohort, columns: BoolArray, weights: NDArray[np.float32], *, keep: bool
@@ -199,10 +204,10 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
             return [self.each_update(broadcast, chunk, task)]
         limited = reserve_request_header(self.download, chunk)
         cohort = RowCohort.draw(limited, task)
-        columns = self.columns(broadcast, limited, task, cohort.rows)
+        columns, levels = self.columns(broadcast, limited, task, cohort.rows)
         message = self._message(limited, task, replace(cohort.rows, columns=columns))
         weights = row_weights(self.aggregation, task, chunk) * (message.fits(limited, task) & limited.arrives())
-        return [cohort.updates(self.trained(broadcast, cohort, columns, weights, keep=False), columns)]
+        return [cohort.updates(self.trained(broadcast, cohort, columns, weights, keep=False), columns, levels)]
 
     def each_update(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalUpdates:
         """Train as `local_updates` does, and keep the changes of each client."""
@@ -210,21 +215,27 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
             return super().each_update(broadcast, chunk, task)
         limited = reserve_request_header(self.download, chunk)
         cohort = RowCohort.draw(limited, task)
-        columns = self.columns(broadcast, limited, task, cohort.rows)
+        columns, levels = self.columns(broadcast, limited, task, cohort.rows)
         nothing = np.zeros(len(columns), dtype=np.float32)
-        return cohort.updates(self.trained(broadcast, cohort, columns, nothing, keep=True), columns)
+        return cohort.updates(self.trained(broadcast, cohort, columns, nothing, keep=True), columns, levels)
 
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Send the rows, each client in its own columns."""
         del broadcast
-        return self._message(chunk, task, updates.rows[ITEM_FACTORS])
+        return self._message(chunk, task, updates.rows[ITEM_FACTORS], updates.levels)
 
-    def _message(self, chunk: Chunk, task: Task, rows: RowChanges) -> Message:
+    def _message(self, chunk: Chunk, task: Task, rows: RowChanges, levels: IntArray | None = None) -> Message:
         likely = None
         if self.codec and task.training.shared_negatives:
             likely = partial(likely_rows, chunk, task)
-        mask, everyone = self.aggregation != "weighted", np.ones(len(chunk.clients), dtype=bool)
-        return Message(sends=everyone, rows={ITEM_FACTORS: rows}, layout=self.row_layout, mask=mask, likely=likely)
+        return Message(
+            sends=np.ones(len(chunk.clients), dtype=bool),
+            levels=levels,
+            rows={ITEM_FACTORS: rows},
+            layout=self.row_layout,
+            mask=self.aggregation != "weighted",
+            likely=likely,
+        )
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return the rows, and what their sum is divided by."""

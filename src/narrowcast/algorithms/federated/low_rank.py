@@ -188,11 +188,13 @@ class LowRank(RowAveraging, ABC):
 
     # Client half
 
-    def columns(self, broadcast: Arrays, chunk: Chunk, task: Task, rows: RowChanges) -> BoolArray:
-        """Choose r_u and draw S_u, the components of A that each client trains and sends; lines 6 and 7."""
+    def columns(
+        self, broadcast: Arrays, chunk: Chunk, task: Task, rows: RowChanges
+    ) -> tuple[BoolArray, IntArray | None]:
+        """Choose r_u and levels, and draw S_u, the components of A that each client trains and sends; lines 6, 7."""
         del broadcast
-        ranks, _ = self.choose_ranks(partial(self._sizes_of_rows, chunk, task, rows), chunk, task)
-        return draw_components(ranks, self.rank, chunk.clients, task.seed, chunk.round_index)
+        ranks, levels = self.choose_ranks(partial(self._sizes_of_rows, chunk, task, rows), chunk, task)
+        return draw_components(ranks, self.rank, chunk.clients, task.seed, chunk.round_index), levels
 
     def trained(
         self, broadcast: Arrays, cohort: RowCohort, columns: BoolArray, weights: NDArray[np.float32], *, keep: bool
@@ -225,10 +227,7 @@ class LowRank(RowAveraging, ABC):
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Send A, in the columns that each client trained, and the vectors."""
         if updates.rows:
-            rows = partial(self._sizes_of_rows, chunk, task, updates.rows[ITEM_FACTORS])
-            budgeted = self.codec and chunk.budget_bits is not None
-            levels = self.choose_ranks(rows, chunk, task)[1] if budgeted else None
-            return replace(super().message(broadcast, chunk, task, updates), levels=levels)
+            return super().message(broadcast, chunk, task, updates)
         return Message(updates.changes, columns=self._columns(self.final(broadcast), chunk, task))
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
@@ -240,7 +239,8 @@ class LowRank(RowAveraging, ABC):
             return super().contribution(broadcast, chunk, task, arrived)
         weight, counts = tensor_weights("examples", task, chunk), {}
         if self.aggregation != "weighted":
-            masks = self._columns(self.final(broadcast), chunk, task).masks
+            assert arrived.columns is not None, "message() chose them"
+            masks = arrived.columns.masks
             counts = COMPONENT_WEIGHTS.add({name: weight[:, None] * mask for name, mask in masks.items()})
         return Contribution(arrived.tensors, weight, sums=counts)
 

@@ -304,7 +304,7 @@ class RowCohort:
         none = np.empty((0, 0), dtype=np.float32)
         return RowChanges(samples.row_items, samples.row_starts, none, n_items, samples.order)
 
-    def updates(self, result: FusedResult, columns: BoolArray) -> LocalUpdates:
+    def updates(self, result: FusedResult, columns: BoolArray, levels: IntArray | None = None) -> LocalUpdates:
         """Return the result of training these columns [C, k], in the order of the chunk."""
         order, training = self.positions, self.task.training
         n_samples, values = self.samples.samples[order], result.row_changes
@@ -320,6 +320,7 @@ class RowCohort:
             steps=-(-n_samples // training.step_samples(n_samples)) * training.epochs,
             rows={ITEM_FACTORS: rows},
             finite=result.finite[order],
+            levels=levels,
         )
 
     def train_rows(self, item_factors: Floats, client_weights: Floats, keep_changes: bool = False) -> FusedResult:
