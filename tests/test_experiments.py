@@ -17,6 +17,7 @@ from narrowcast.platform.errors import UserError
 NAMES = [
     "colr-ckks-ml1m",
     "colr-ml1m",
+    "ditto-digits",
     "fedavg-digits",
     "fedmavg-ml-latest-small",
     "fedmf-ml1m",
@@ -26,7 +27,7 @@ NAMES = [
     "scolr-ml1m",
     "scolr-mnist",
 ]
-LOCAL = ("fedavg-digits", "fedmavg-ml-latest-small")
+LOCAL = ("ditto-digits", "fedavg-digits", "fedmavg-ml-latest-small")
 packaged = pytest.mark.parametrize("name", NAMES)
 
 # Nguyen et al., WWW 2024, with what their released code fixes; every default is written out.

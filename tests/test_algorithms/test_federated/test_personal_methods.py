@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import narrowcast as nc
 from digits import digits, make_task, plain_client, relative_error, run
 from narrowcast.algorithms.federated.ditto import Ditto
 from narrowcast.algorithms.federated.fedavg import FedAvg
@@ -264,6 +266,16 @@ def test_alone_is_independent_training_bit_for_bit_and_costs_no_bits(task: Task)
     assert (state.uplink_bits, state.downlink_bits) == (0, 0)
     again = used(ditto := Ditto(pull=0), task, run(ditto, task, n_rounds=3))
     assert relative_error(used(algorithm, task, state), again) < 1e-5
+
+
+# MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+def test_a_run_alone_ends_with_metrics_of_clients_and_without_traffic(tmp_path: Path) -> None:
+    settings = {"algorithm": "local", "rounds": 2, "evaluate_every": 2, "tracking.system_metrics": False}
+    result = nc.run("ditto-digits", settings, output=tmp_path, progress=False)
+    assert (result.total_bits, "test.accuracy" in result.final) == (0, False)
+    assert 0 < result.final["test.accuracy.mean"] < 1
+    assert dict(result.summary())["total traffic"] == "0 B"
 
 
 def test_fine_tuning_changes_no_round_and_is_training_from_the_global_model(task: Task) -> None:

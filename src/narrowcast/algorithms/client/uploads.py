@@ -218,7 +218,7 @@ def chunk_result(
             delivered=uploads.delivered,
         ),
         touched_bits=uploads.touched_bits,
-        metrics=metrics,
+        metrics=dict(metrics),  # the default cannot be pickled
     )
 
 
