@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from narrowcast.platform.models.measures import Loss, Metric
     from narrowcast.platform.models.model import Model
     from narrowcast.platform.models.neural_network import NeuralNetwork
+    from narrowcast.platform.rounds.ledger import ChunkResult, Weighted
     from narrowcast.platform.rounds.loop import Backend
     from narrowcast.platform.rounds.plan import Schedule
     from narrowcast.platform.rounds.sampling import Availability, Draw, Sampling
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
         Arrays,
         BoolArray,
         Chunk,
-        ChunkResult,
         FloatArray,
         IntArray,
         LocalRule,
@@ -82,7 +82,6 @@ if TYPE_CHECKING:
         Phase,
         PrefixedArrays,
         Profiles,
-        Weighted,
     )
     from narrowcast.runs.attack_trial import attack_run, record_transcript
     from narrowcast.tuning.pruning import Pruner
@@ -233,6 +232,7 @@ _HOMES = {
     "Metric": "platform.models.measures",
     "Model": "platform.models.model",
     "NeuralNetwork": "platform.models.neural_network",
+    **dict.fromkeys(("ChunkResult", "Weighted"), "platform.rounds.ledger"),
     "Schedule": "platform.rounds.plan",
     "generator": "platform.seeds",
     **dict.fromkeys(("Availability", "Draw", "Sampling"), "platform.rounds.sampling"),
@@ -242,7 +242,6 @@ _HOMES = {
             "Arrays",
             "BoolArray",
             "Chunk",
-            "ChunkResult",
             "FloatArray",
             "IntArray",
             "LocalRule",
@@ -253,7 +252,6 @@ _HOMES = {
             "Phase",
             "PrefixedArrays",
             "Profiles",
-            "Weighted",
         ),
         "platform.types",
     ),

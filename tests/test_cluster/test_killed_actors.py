@@ -16,10 +16,11 @@ from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.contracts import Executor
 from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import Backend, LocalBackend, LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk
 from ray_actors import kill_one
 from running import begin
 

@@ -36,6 +36,8 @@ PUBLIC = {
     ("platform/data/rating_matrix.py", "'clients of users'"),
     ("platform/data/rating_matrix.py", "'columns'"),
     ("platform/data/text.py", "'documents'"),
+    ("platform/data/watch.py", "'subjects'"),
+    ("platform/data/shift.py", "f'classes of group {group}'"),
     ("platform/data/partition.py", "split + ' of clients'"),
     ("platform/data/own.py", "'users'"),
     ("platform/data/partition.py", "'partition'"),

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 import narrowcast as nc
 from command_line import narrowcast
-from narrowcast.platform.types import Weighted, joined_metrics
+from narrowcast.platform.rounds.ledger import Weighted, joined_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 MODULE = """

@@ -23,10 +23,11 @@ from narrowcast.algorithms.local_training.factorisation import FactorisationSGD,
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.models.model import ITEM_FACTORS
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.tracking.figures import BLUE, GREEN, new_figure
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk
 from narrowcast.studies.spec import Results, RunSpec
 from narrowcast.studies.verdicts import PaperVerdict, mean_and_spread
 from narrowcast_papers.colr.accuracy import DIMENSION, LEAKY

@@ -22,11 +22,12 @@ from narrowcast.platform.contracts import Executor
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.rounds.client_contracts import ClientSplit, check_answered
 from narrowcast.platform.rounds.evaluation import measure_chunk
+from narrowcast.platform.rounds.ledger import ChunkResult, ClientMeasures
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Interrupted, Run, RunState
 from narrowcast.platform.storage.host import host_clock
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
+from narrowcast.platform.types import Arrays, Chunk
 
 _BYTES_IN_A_CALL = 64 * 1024
 

@@ -22,9 +22,10 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.chunks import train_chunks
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.evaluation import measure_chunk
+from narrowcast.platform.rounds.ledger import ChunkResult, ClientMeasures
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.storage.host import host_clock
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures, PayloadError
+from narrowcast.platform.types import Arrays, Chunk, PayloadError
 
 
 @ray.remote(num_cpus=0)

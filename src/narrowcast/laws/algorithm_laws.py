@@ -39,11 +39,12 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MaskedFactorisation, MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.rounds.contract_checks import check_final, check_traits
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import lockstep
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.types import Arrays, ChunkResult, FloatArray, IntArray, LocalUpdates
+from narrowcast.platform.types import Arrays, FloatArray, IntArray, LocalUpdates
 from narrowcast.platform.types import Chunk as ClientChunk
 
 MODELS: Mapping[str, Any] = {

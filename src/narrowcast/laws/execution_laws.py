@@ -21,11 +21,12 @@ from narrowcast.laws.law import LawBrokenError, require
 from narrowcast.laws.small_tasks import N_CLIENTS, PLAN, Shuffled, close, run, sha256, stepped, task_of
 from narrowcast.platform.contracts import Executor, Task
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import Backend, LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan, Schedule
 from narrowcast.platform.rounds.state import Run, start
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk
 
 ALGORITHM = FedAvg()
 FINE = Masked(bits=32, clip=64.0, smallest_group=1)

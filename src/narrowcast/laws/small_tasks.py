@@ -24,12 +24,13 @@ from narrowcast.platform.models.factorisation import MaskedFactorisation, Matrix
 from narrowcast.platform.models.graph import GCN
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.fleet import LogNormalFleet
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run, RunState
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, LocalTerms, LocalUpdates
 
 N_CLIENTS = 11
 _TRAININGS: Mapping[type[Any], Any] = {

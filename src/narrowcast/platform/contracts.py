@@ -18,13 +18,12 @@ from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import Model
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, ClientSplit, SecureRounds
+from narrowcast.platform.rounds.ledger import ChunkResult, ClientMeasures
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import (
     Arrays,
     BoolArray,
     Chunk,
-    ChunkResult,
-    ClientMeasures,
     FloatArray,
     IntArray,
     LocalTerms,

@@ -26,10 +26,11 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from narrowcast._version import __version__
+from narrowcast.platform.rounds.ledger import NO_RANK
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.storage.checkpoint import Checkpoint
 from narrowcast.platform.storage.journal import Journal, step_of
-from narrowcast.platform.types import ITERATION, NO_RANK, Arrays, KeptState, RunInput
+from narrowcast.platform.types import ITERATION, Arrays, KeptState, RunInput
 from narrowcast.runs.folder import CONFIG, RESULT
 
 _ROUNDING, _TINY = 1e-6, 1e-13

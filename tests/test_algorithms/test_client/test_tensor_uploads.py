@@ -31,10 +31,11 @@ from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import USER_FACTORS
 from narrowcast.platform.models.networks import CNN
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates, PayloadError
+from narrowcast.platform.types import Arrays, Chunk, LocalUpdates, PayloadError
 
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]
 CODEC: list[Any] = [{"kind": "quantise", "levels": 3, "scale": "max"}, "entropy"]

@@ -17,7 +17,8 @@ from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.models.model import ITEM_FACTORS
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, PayloadError
+from narrowcast.platform.rounds.ledger import ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, PayloadError
 from per_client import Array, make_task, synthetic
 
 always_the_same = settings(derandomize=True, max_examples=200, deadline=None, database=None)

@@ -17,10 +17,11 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.chunks import make_chunks
 from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Population, Run, RunState
-from narrowcast.platform.types import Arrays, ChunkResult, LocalUpdates
+from narrowcast.platform.types import Arrays, LocalUpdates
 from per_client import Array, make_task, relative_error, synthetic
 from running import begin, local
 

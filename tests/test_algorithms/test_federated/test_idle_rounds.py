@@ -21,11 +21,12 @@ from narrowcast.algorithms.federated.server_optimizer import Adam, Momentum
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.config.catalog import SERVER_OPTIMIZERS
 from narrowcast.platform.contracts import Executor, Task
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
+from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from quadratics import quadratics
 from running import local
 from secure_rounds import experiment, run_rounds

@@ -7,10 +7,11 @@ from narrowcast.algorithms.client.sums import ROWS, TensorSum
 from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.algorithms.federated.shared_basis import BandwidthRank, UniformRank
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run
-from narrowcast.platform.types import Chunk, ChunkResult, Profiles
+from narrowcast.platform.types import Chunk, Profiles
 from per_client import Array, make_task, relative_error, synthetic
 from running import begin, local
 

@@ -15,7 +15,8 @@ from narrowcast.algorithms.local_training.negatives import draw_batches
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.types import Chunk, ChunkResult
+from narrowcast.platform.rounds.ledger import ChunkResult
+from narrowcast.platform.types import Chunk
 from per_client import (
     Array,
     LowRankPart,

@@ -11,10 +11,11 @@ import pytest
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.contracts import Executor
 from narrowcast.platform.rounds.chunks import make_chunks
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Population, Run
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk
 from running import local
 
 SETTINGS = ("rounds=5", "chunk_size=5", "checkpoint_every=5", "checkpoint_seconds=600", "evaluate_every=5")

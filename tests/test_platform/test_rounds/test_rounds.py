@@ -18,13 +18,14 @@ from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.fleet import Clock, LogNormalFleet
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.opening import sample_cohort
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
+from narrowcast.platform.types import Arrays, Chunk, IntArray
 from running import begin, local
 
 ALGORITHMS: list[Algorithm] = [FedMF(), CoLR(), SCoLR()]

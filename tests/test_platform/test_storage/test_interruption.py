@@ -10,12 +10,13 @@ import pytest
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.platform.rounds.evaluation import model_sha256
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.plan import Buffered, Plan
 from narrowcast.platform.rounds.state import Interrupted, Run
 from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.platform.storage.host import STOPPING, allow_signals, defer_signals, stop_requested
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk
 from small_tasks import Counting, network_task
 
 

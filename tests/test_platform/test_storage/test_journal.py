@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.rounds.ledger import RoundLedger, RoundRecord
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.storage import journal
 from narrowcast.platform.storage import journal as client_tables
 from narrowcast.platform.storage.disk import Disk, use_disk
 from narrowcast.platform.storage.journal import Journal
-from narrowcast.platform.types import Profiles, RoundLedger, RoundRecord
+from narrowcast.platform.types import Profiles
 
 FILE = "journal.jsonl"
 HIT_RATES = {2: 0.5, 4: 0.75, 6: 0.625}

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from narrowcast.platform.rounds.ledger import NO_RANK
 from narrowcast.platform.storage.journal import CLIENTS, ROUNDS
 from narrowcast.platform.tracking.figures import (
     accuracy_figure,
@@ -23,7 +24,6 @@ from narrowcast.platform.tracking.figures import (
     run_figures,
 )
 from narrowcast.platform.tracking.metrics import ROUND, TIME, UPLINK, Cost, running_mean
-from narrowcast.platform.types import NO_RANK
 
 ALL_FIGURES = [
     *(f"accuracy_{cost}" for cost in ("round", "uplink", "total", "time")),

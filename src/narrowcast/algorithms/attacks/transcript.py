@@ -23,7 +23,8 @@ from narrowcast.platform.config.kinds import from_fields
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, SecureRounds
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, FloatArray, IntArray
+from narrowcast.platform.rounds.ledger import ChunkResult
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
 
 Floats = NDArray[np.float32]
 

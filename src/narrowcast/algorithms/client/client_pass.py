@@ -27,16 +27,8 @@ from narrowcast.algorithms.client.uploads import (
 )
 from narrowcast.algorithms.codecs.chain import Stages
 from narrowcast.platform.contracts import Algorithm, Task
-from narrowcast.platform.types import (
-    Arrays,
-    BoolArray,
-    Chunk,
-    ChunkResult,
-    FloatArray,
-    LocalUpdates,
-    RowChanges,
-    Weighted,
-)
+from narrowcast.platform.rounds.ledger import ChunkResult, Weighted
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, LocalUpdates, RowChanges
 
 
 @dataclass(frozen=True)

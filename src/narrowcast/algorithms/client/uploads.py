@@ -34,20 +34,17 @@ from narrowcast.algorithms.codecs.messages import (
 from narrowcast.algorithms.codecs.sparsify import memory_of_rows, with_memory_of_rows
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.platform.contracts import Task
+from narrowcast.platform.rounds.ledger import NO_RANK, ChunkResult, ClientLedger, Weighted
 from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import (
-    NO_RANK,
     Arrays,
     BoolArray,
     Chunk,
-    ChunkResult,
-    ClientLedger,
     FloatArray,
     IntArray,
     LocalUpdates,
     PrefixedArrays,
     RowChanges,
-    Weighted,
     all_finite,
 )
 

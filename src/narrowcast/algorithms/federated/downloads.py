@@ -33,8 +33,9 @@ from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import Algorithm, Broadcast, Downloads, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.seeds import stream_keys, uniform_unit
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Dtype, IntArray, PrefixedArrays, RowChanges
+from narrowcast.platform.types import Arrays, Chunk, Dtype, IntArray, PrefixedArrays, RowChanges
 
 DOWNLOAD = PrefixedArrays("download/")
 """Entries of a server state or a broadcast that only downloads need."""

@@ -47,17 +47,8 @@ from narrowcast.platform.contracts import Broadcast, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.types import (
-    Arrays,
-    BoolArray,
-    Chunk,
-    ChunkResult,
-    FloatArray,
-    IntArray,
-    LocalUpdates,
-    Payload,
-    RowChanges,
-)
+from narrowcast.platform.rounds.ledger import ChunkResult
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalUpdates, Payload, RowChanges
 
 
 def only_factorisation(kind: str, task: Task, instead: str = "fedavg, colr or scolr") -> None:

@@ -15,8 +15,9 @@ from pydantic import Field
 from narrowcast.algorithms.client.sums import SumLayout
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.platform.contracts import Task, Traits
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.seeds import uniform_below, uniform_unit
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
 
 
 class Proximal(Averaging):

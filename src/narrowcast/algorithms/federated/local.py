@@ -17,7 +17,8 @@ from narrowcast.algorithms.federated.personal import OWN
 from narrowcast.platform.contracts import Algorithm, Broadcast, LocalCall, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates, Payload
+from narrowcast.platform.rounds.ledger import ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates, Payload
 
 
 class Nothing(Payload):

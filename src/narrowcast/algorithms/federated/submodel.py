@@ -42,17 +42,8 @@ from narrowcast.platform.contracts import Broadcast, Downloads, LocalCall, Recip
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HiddenUnits, Units, check_all_trained
-from narrowcast.platform.types import (
-    Arrays,
-    BoolArray,
-    Chunk,
-    ChunkResult,
-    FloatArray,
-    IntArray,
-    LocalTerms,
-    LocalUpdates,
-    joined_metrics,
-)
+from narrowcast.platform.rounds.ledger import ChunkResult, joined_metrics
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 
 @dataclass(frozen=True)

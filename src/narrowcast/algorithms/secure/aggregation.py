@@ -30,16 +30,9 @@ from narrowcast.algorithms.secure.unmasking import Inbox, SumOpener, protected_s
 from narrowcast.platform.contracts import Algorithm, Broadcast, RateDistortion, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore
+from narrowcast.platform.rounds.ledger import ChunkResult, ClientLedger
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.types import (
-    Arrays,
-    Chunk,
-    ChunkResult,
-    ClientLedger,
-    FloatArray,
-    IntArray,
-    PayloadError,
-)
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, PayloadError
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from narrowcast.algorithms.secure.participation import Participation, Participat
 from narrowcast.algorithms.secure.schemes import Encryption, Integers, Masked, Plain, PublicKey, RingElements
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, refusals_end_the_run
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, PayloadError, PrefixedArrays
+from narrowcast.platform.rounds.ledger import ChunkResult
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, PayloadError, PrefixedArrays
 
 logger = logging.getLogger(__name__)
 

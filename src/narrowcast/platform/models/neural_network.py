@@ -57,8 +57,9 @@ from narrowcast.platform.models.modules import (
     with_values,
 )
 from narrowcast.platform.rounds.client_contracts import ClientSplit
+from narrowcast.platform.rounds.ledger import METRIC_NAME
 from narrowcast.platform.seeds import isolated
-from narrowcast.platform.types import METRIC_NAME, Arrays, FloatArray, IntArray
+from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 _MOST_PARAMETERS = 2**30
 _EVALUATION_WORD = 0x510E_527F_ADE6_82D1

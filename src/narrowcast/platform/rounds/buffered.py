@@ -15,12 +15,13 @@ import numpy as np
 from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.rounds.chunks import TrainingCall, make_chunks
 from narrowcast.platform.rounds.closing import commit, step_server
+from narrowcast.platform.rounds.ledger import ChunkResult, ClientLedger, RoundLedger
 from narrowcast.platform.rounds.opening import download_bits, dropped_clients
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Buffered
 from narrowcast.platform.rounds.sampling import Draw
 from narrowcast.platform.rounds.state import AsyncState, InFlight, LiveState, Run
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, IntArray, RoundLedger
+from narrowcast.platform.types import Arrays, Chunk, IntArray
 
 
 @dataclass(frozen=True)

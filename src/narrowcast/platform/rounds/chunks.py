@@ -15,8 +15,9 @@ from narrowcast.platform.config.plugins import said
 from narrowcast.platform.contracts import Broadcast, LinkAllocation, LocalCall
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError, notes_of
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, refusals_end_the_run
+from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.state import Population, Run
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates, arrays_sha256
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalUpdates, arrays_sha256
 
 
 @dataclass(frozen=True)

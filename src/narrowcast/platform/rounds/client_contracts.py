@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, PayloadError
+from narrowcast.platform.rounds.ledger import ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, PayloadError
 
 ClientSplit = Literal["train", "validation", "test"]
 """A split of which clients have samples of their own."""

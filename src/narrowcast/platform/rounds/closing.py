@@ -18,21 +18,12 @@ from narrowcast.platform.errors import NoLearningError, UnresumableFailure, User
 from narrowcast.platform.rounds.chunks import OpenRound
 from narrowcast.platform.rounds.contract_checks import check_round_metrics, check_step, method_of
 from narrowcast.platform.rounds.evaluation import evaluate
+from narrowcast.platform.rounds.ledger import NO_RANK, ChunkResult, RoundLedger, RoundRecord, joined_metrics
 from narrowcast.platform.rounds.opening import account, late_clients
 from narrowcast.platform.rounds.outcome import Outcome, Timing
 from narrowcast.platform.rounds.state import LiveState
 from narrowcast.platform.storage.host import host_clock
-from narrowcast.platform.types import (
-    NO_RANK,
-    Arrays,
-    ChunkResult,
-    FloatArray,
-    IntArray,
-    RoundLedger,
-    RoundRecord,
-    all_finite,
-    joined_metrics,
-)
+from narrowcast.platform.types import Arrays, FloatArray, IntArray, all_finite
 
 CHANNEL_STATE_BITS = 16
 """A client's report of its channel: a signal-to-noise ratio of 256 dB in steps of 2^-8 dB, 0.1 % of a rate."""

@@ -16,17 +16,8 @@ import numpy as np
 from narrowcast.platform.config.plugins import is_own, line_of
 from narrowcast.platform.contracts import Algorithm, Broadcast, Traits
 from narrowcast.platform.errors import RunFailed, UserError, described
-from narrowcast.platform.types import (
-    METRIC_NAME,
-    ROUND_COLUMNS,
-    Arrays,
-    Chunk,
-    ChunkResult,
-    ClientLedger,
-    LocalUpdates,
-    Payload,
-    Weighted,
-)
+from narrowcast.platform.rounds.ledger import METRIC_NAME, ROUND_COLUMNS, ChunkResult, ClientLedger, Weighted
+from narrowcast.platform.types import Arrays, Chunk, LocalUpdates, Payload
 
 _SHOWN = 3
 

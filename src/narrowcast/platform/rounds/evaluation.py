@@ -16,10 +16,11 @@ from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.models.model import Split
 from narrowcast.platform.rounds.chunks import naming_round
 from narrowcast.platform.rounds.client_contracts import ClientSplit
+from narrowcast.platform.rounds.ledger import ClientMeasures
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import LiveState, Run, RunState
 from narrowcast.platform.tracking.metrics import declared_by, fraction_metrics, statistics_over_clients
-from narrowcast.platform.types import Arrays, Chunk, ClientMeasures, FloatArray, hash_arrays
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, hash_arrays
 
 _CLIENTS_AT_ONCE = 100
 

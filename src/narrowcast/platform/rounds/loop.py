@@ -23,11 +23,12 @@ from narrowcast.platform.rounds.chunks import OpenRound, TrainingCall, naming_ro
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, ClientSplit, SecureRounds, check_answered
 from narrowcast.platform.rounds.closing import close_round
 from narrowcast.platform.rounds.evaluation import Measure, measure_chunk, with_client_metrics
+from narrowcast.platform.rounds.ledger import ChunkResult, ClientMeasures
 from narrowcast.platform.rounds.opening import calls_to_repeat, open_round, replaced
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Schedule
 from narrowcast.platform.rounds.state import LiveState, Run, RunState, start, stoppable
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
+from narrowcast.platform.types import Arrays, Chunk
 
 Rounds = Generator[dict[int, Outcome | RunFailed], Collection[int] | None, None]
 """Yields the outcome of a round by the place of the run; accepts the places of runs to end early."""

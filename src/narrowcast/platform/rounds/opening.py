@@ -13,10 +13,11 @@ import numpy as np
 
 from narrowcast.platform.contracts import Broadcast, LinkAllocation, Recipients, SecureSums
 from narrowcast.platform.rounds.chunks import OpenRound, TrainingCall, make_chunks
+from narrowcast.platform.rounds.ledger import ChunkResult, ClientLedger, RoundLedger
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import Draw, cohort_size
 from narrowcast.platform.rounds.state import LiveState, Run
-from narrowcast.platform.types import BoolArray, ChunkResult, ClientLedger, FloatArray, IntArray, RoundLedger
+from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 
 def download_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> IntArray:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from narrowcast.platform.rounds.ledger import ChunkResult, RoundLedger, RoundRecord
 from narrowcast.platform.rounds.state import RunState
-from narrowcast.platform.types import ChunkResult, FloatArray, RoundLedger, RoundRecord
+from narrowcast.platform.types import FloatArray
 
 CLIENT_METRICS_KEY = "client_metrics"
 """The part of a line of the journal with the metrics of single clients."""

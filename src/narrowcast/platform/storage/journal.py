@@ -27,10 +27,11 @@ import pyarrow.parquet as pq
 
 from narrowcast.platform.config.trust import own_file
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.rounds.ledger import RoundLedger
 from narrowcast.platform.rounds.outcome import CLIENT_METRICS_KEY
 from narrowcast.platform.storage.disk import disk
 from narrowcast.platform.tracking.metrics import LowerIsBetter, is_better
-from narrowcast.platform.types import ITERATION, ITERATION_COLUMNS, Profiles, RoundLedger, Step
+from narrowcast.platform.types import ITERATION, ITERATION_COLUMNS, Profiles, Step
 
 _KEYS, _OPTIONAL, _KEYS_OF_SOLVE = {"clients", "round"}, {"client_metrics"}, {ITERATION}
 _NAME = b', "sha256": "'

@@ -25,6 +25,7 @@ from matplotlib.ticker import FixedFormatter, FuncFormatter, LogLocator, MaxNLoc
 from PIL import Image
 
 from narrowcast.platform.errors import printable
+from narrowcast.platform.rounds.ledger import NO_RANK
 from narrowcast.platform.storage.journal import CLIENT_METRICS, CLIENTS, ROUNDS
 from narrowcast.platform.tracking.metrics import (
     ITERATIONS,
@@ -46,7 +47,7 @@ from narrowcast.platform.tracking.metrics import (
     running_mean,
 )
 from narrowcast.platform.tracking.units import axis_unit
-from narrowcast.platform.types import ITERATION_COLUMNS, NO_RANK, FloatArray, IntArray
+from narrowcast.platform.types import ITERATION_COLUMNS, FloatArray, IntArray
 
 # Okabe and Ito's palette without yellow and pale blue, which are hard to see on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK = (
