@@ -71,6 +71,9 @@ class Gossip(Averaging):
         (call,) = super().local_calls(broadcast, chunk, task)
         return [replace(call, terms=replace(call.terms, start=self.personal(broadcast, chunk, task)))]
 
+    def sum_layout(self, task, cohort):
+        """Return None: models of neighbours are not added up, so that they cannot be protected."""
+
     def contribution(self, broadcast, chunk, task, arrived):
         """Return each client's change."""
         return Contribution(each={CLIENTS: chunk.clients, **arrived.tensors})

@@ -11,8 +11,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms import SCoLR
-from narrowcast.extend import Arrays, Averaging, Chunk, ClientPass, LocalUpdates, Task
+from narrowcast.extend import Arrays, Averaging, Chunk, ClientPass, LocalUpdates, SCoLR, Task
 
 
 class Attacked(ClientPass):

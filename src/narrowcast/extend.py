@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.codecs.wire import Reader, varint
     from narrowcast.algorithms.federated.aggregator import Aggregator
     from narrowcast.algorithms.federated.fedavg import Averaging
+    from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
     from narrowcast.algorithms.federated.personal import PartlyShared, Personal, PersonalState, adapted, check_adapted
     from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer
     from narrowcast.algorithms.federated.shared_basis import RankPolicy
@@ -106,6 +107,7 @@ __all__ = [
     "Chunk",
     "ChunkResult",
     "ClientPass",
+    "CoLR",
     "Codec",
     "Contribution",
     "DataSource",
@@ -149,6 +151,7 @@ __all__ = [
     "Quantiser",
     "RankPolicy",
     "Reader",
+    "SCoLR",
     "Sampler",
     "Samples",
     "Sampling",
@@ -195,6 +198,7 @@ _HOMES = {
     **dict.fromkeys(("Reader", "varint"), "algorithms.codecs.wire"),
     "Aggregator": "algorithms.federated.aggregator",
     "Averaging": "algorithms.federated.fedavg",
+    **dict.fromkeys(("CoLR", "SCoLR"), "algorithms.federated.low_rank"),
     **dict.fromkeys(
         ("PartlyShared", "Personal", "PersonalState", "adapted", "check_adapted"), "algorithms.federated.personal"
     ),
