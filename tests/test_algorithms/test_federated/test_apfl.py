@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from digits import digits, make_task, relative_error, run
-from narrowcast.algorithms.federated.apfl import APFL, MixedStep
+from narrowcast.algorithms.federated.apfl import APFL, AdaptiveStep, MixedStep
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.experiment import load_experiment
@@ -137,3 +137,52 @@ def test_matrix_factorisation_is_refused() -> None:
     each = load_experiment("scolr-ml100k", ["algorithm=apfl"])
     with pytest.raises(UserError, match="apfl trains networks, not matrix_factorisation"):
         each.task(each.data.load())
+
+
+ALPHA = "mixture/alpha"
+
+
+@pytest.mark.parametrize(
+    ("best", "w", "v", "wanted"),
+    [(0.25, 0.0, 1.0, 0.25), (2.0, 3.0, 1.5, 2 / 3), (4.0, 0.0, 1.0, 1.0), (-1.0, 0.0, 1.0, 0.0)],
+)
+def test_alpha_descends_to_the_best_mixture_of_two_numbers(best: float, w: float, v: float, wanted: float) -> None:
+    """With (x - b)^2 / 2 the best mixture of w and v has alpha = (b - w) / (v - w), between 0 and 1."""
+    y, slots = {"w": torch.tensor([[w]])}, {"w": torch.tensor([[v]]), ALPHA: torch.tensor([0.5])}
+    step = AdaptiveStep(0.5, alpha_rate=0.2)
+    for _ in range(400):
+        step.step(y, slots, lambda at, _: {"w": at["w"] - best}, {}, 0.0, 0)
+    assert slots[ALPHA].item() == pytest.approx(wanted, abs=1e-6)
+    assert (y["w"].item(), slots["w"].item()) == (w, v)
+
+
+@pytest.mark.parametrize(("after", "v", "alpha"), [(False, -1.025, 0.51), (True, -0.9875, 0.4965)])
+def test_an_adaptive_step_by_hand(after: bool, v: float, alpha: float) -> None:
+    """The step of `MixedStep` above, and alpha - 0.1 (v - y) g: (-1)(.1) at y = 0, (-.7)(-.05) after y = -.3."""
+    y, slots = {"w": torch.tensor([0.0])}, {"w": torch.tensor([-1.0]), ALPHA: torch.tensor([0.5])}
+    step = AdaptiveStep(0.5, after, alpha_rate=0.1)
+    step.step(y, slots, lambda at, _: {"w": at["w"] + 0.6}, {}, 0.5, 0)
+    assert (y["w"].item(), slots["w"].item(), slots[ALPHA].item()) == pytest.approx((-0.3, v, alpha), abs=1e-6)
+    step.step(y, slots, lambda at, _: {"w": at["w"] + 0.6}, {}, 0.5, 1)
+    assert slots[ALPHA].item() == pytest.approx(alpha, abs=1e-6), "alpha moves in the first step of a round alone"
+
+
+def test_a_rate_of_next_to_nothing_is_the_fixed_mixture() -> None:
+    task = task_of(epochs=2)
+    fixed, adaptive = APFL(alpha=0.3), APFL(alpha=0.3, alpha_rate=1e-12)
+    states = {algorithm: run(algorithm, task, n_rounds=2) for algorithm in (fixed, adaptive)}
+    first, second = (used(algorithm, task, state) for algorithm, state in states.items())
+    assert relative_error(second, first) < 1e-6
+    assert relative_error(states[adaptive].server, states[fixed].server) < 1e-6
+
+
+def test_alpha_grows_where_clients_differ_and_falls_where_they_agree() -> None:
+    settings = ["rounds=30", "clients_per_round=20", "algorithm={kind: apfl, alpha: 0.5, alpha_rate: 2}"]
+    ends = {}
+    for shift in ("null", "{kind: permuted_labels, groups: 10}"):
+        experiment = load_experiment("fedavg-digits", [*settings, f"data.shift={shift}"])
+        task = experiment.task(experiment.data.load())
+        *_, last = rounds(Run(experiment, experiment.algorithm, task), local(experiment.algorithm, task))
+        ends[shift] = last.record.metrics["alpha"]
+    assert ends["{kind: permuted_labels, groups: 10}"] > 0.6, ends
+    assert ends["null"] < 0.4, ends
