@@ -61,7 +61,7 @@ DEAR = {("secure", "paillier")}
 LARGE = {
     *("ml-100k", "ml-1m", "ml-latest-small", "pinterest", "ncf"),
     *("mnist", "fashion-mnist", "cifar-10", "shakespeare"),
-    *("cora", "citeseer", "pubmed"),
+    *("cora", "citeseer", "pubmed", "watch-exercises"),
 }
 """Data sets that are files, and are tested with them."""
 
