@@ -136,9 +136,7 @@ def metrics_of_round(
     if of_step == {} and not any(result.metrics for result in results):
         return {}
     parts = [
-        {name: values.take(result.ledger.delivered) for name, values in result.metrics.items()}
-        for result in results
-        if not result.dropped
+        {name: values.take(result.ledger.delivered) for name, values in result.metrics.items()} for result in results
     ]
     of_clients = {name: values.mean for name, values in joined_metrics(parts).items()}
     method = method_of(algorithm, "step_metrics")
