@@ -34,7 +34,7 @@ class DittoStep:
 class Ditto(Personal):
     """FedAvg whose clients use a model of their own; `nearness` 0 is training alone."""
 
-    kind: Literal["ditto"] = "ditto"
+    kind: Literal["own_ditto"] = "own_ditto"
     nearness: float = Field(0.1, ge=0, description="lambda, weight of the squared distance to the global model")
 
     def rule(self) -> DittoStep:
