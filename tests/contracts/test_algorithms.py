@@ -30,9 +30,8 @@ def cases(codecs: Mapping[str, list[Any]] = CODECS) -> Iterator[tuple[str, Algor
         for codec, stages in codecs.items():
             for suffix, fields in {"": {}, **FIELDS.get(kind, {})}.items():
                 with suppress(ValidationError):
-                    variants[codec + suffix] = algorithm.model_validate(
-                        {**({"codec": stages} if stages else {}), **fields}
-                    )
+                    of_codec = {"codec": stages} if stages or "codec" in algorithm.model_fields else {}
+                    variants[codec + suffix] = algorithm.model_validate({**of_codec, **fields})
         for label, case in algorithm_laws.cases(variants).items():
             yield f"{kind}-{label}", case
 
