@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.channel.radio import Downlink
     from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
     from narrowcast.algorithms.client.sums import EACH, Privacy
-    from narrowcast.algorithms.client.uploads import Message, scaled
+    from narrowcast.algorithms.client.uploads import Message
     from narrowcast.algorithms.codecs.chain import (
         NO_STATE,
         Codec,
@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         Phase,
         PrefixedArrays,
         Profiles,
+        scaled,
     )
     from narrowcast.runs.attack_trial import attack_run, record_transcript
     from narrowcast.tuning.pruning import Pruner
@@ -208,7 +209,7 @@ _HOMES = {
     **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.schemes"),
     **dict.fromkeys(("Arrived", "ClientPass", "Contribution"), "algorithms.client.client_pass"),
     **dict.fromkeys(("EACH", "Privacy"), "algorithms.client.sums"),
-    **dict.fromkeys(("Message", "scaled"), "algorithms.client.uploads"),
+    "Message": "algorithms.client.uploads",
     **dict.fromkeys(("joined_updates", "joined_uploads"), "algorithms.federated.unit_slices"),
     "load_experiment": "experiment",
     "Backend": "platform.rounds.loop",
@@ -256,6 +257,7 @@ _HOMES = {
             "Phase",
             "PrefixedArrays",
             "Profiles",
+            "scaled",
         ),
         "platform.types",
     ),

@@ -52,6 +52,14 @@ class PrefixedArrays:
         return {name: values for name, values in arrays.items() if not name.startswith(self.prefix)}
 
 
+def scaled(tensors: Arrays, factor: FloatArray) -> dict[str, NDArray[Any]]:
+    """Return tensors [C, ...] times a factor of each client, [C], in their own types."""
+    return {
+        name: values * factor.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype)
+        for name, values in tensors.items()
+    }
+
+
 def all_finite(*arrays: NDArray[Any]) -> bool:
     """Return whether all values of the arrays are finite.
 
@@ -336,8 +344,7 @@ class RowChanges:
     def scaled(self, factors: FloatArray) -> RowChanges:
         """Return the changes times a factor of each client, [C], in their own type; their values have to be kept."""
         assert self.total is None, "changes that are added up are of no client"
-        of_rows = factors[self.owners].reshape(-1, *[1] * (self.values.ndim - 1))
-        return replace(self, values=self.values * of_rows.astype(self.values.dtype))
+        return replace(self, values=scaled({"rows": self.values}, factors[self.owners])["rows"])
 
     def span(self, index: int) -> slice:
         """Return the part of `rows` that is of the client at this place of the chunk."""
@@ -390,11 +397,8 @@ class LocalUpdates:
 
     def scaled(self, factors: FloatArray) -> LocalUpdates:
         """Return the result with changes times a factor of each client, [C], in their own types."""
-        changes = {
-            name: values * factors.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype)
-            for name, values in self.changes.items()
-        }
-        return replace(self, changes=changes, rows={name: part.scaled(factors) for name, part in self.rows.items()})
+        rows = {name: part.scaled(factors) for name, part in self.rows.items()}
+        return replace(self, changes=scaled(self.changes, factors), rows=rows)
 
     def mean_rates(self, learning_rate: float) -> FloatArray:
         """Return the mean learning rate of each client's steps, [C]: `learning_rate` without steps or a schedule."""

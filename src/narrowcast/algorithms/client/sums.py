@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.client.uploads import scaled
 from narrowcast.algorithms.local_training.factorisation_kernels import sum_rows
 from narrowcast.platform.compiled import compiled, read_only
 from narrowcast.platform.config.files import Section
@@ -19,7 +18,7 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, PrefixedArrays, RowChanges
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, PrefixedArrays, RowChanges, scaled
 
 Weights = Annotated[Literal["examples", "equal"], Field(description="weights of the clients in the mean")]
 """A client's weight in the mean of tensors: its training examples, as in FedAvg, or 1."""

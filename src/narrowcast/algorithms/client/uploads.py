@@ -40,7 +40,6 @@ from narrowcast.platform.types import (
     Arrays,
     BoolArray,
     Chunk,
-    FloatArray,
     IntArray,
     LocalUpdates,
     PrefixedArrays,
@@ -222,14 +221,6 @@ def chunk_result(
 def where_client(chosen: BoolArray, values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
     """Return `values` [C, ...] for the chosen clients [C], and `others` [C, ...] for the rest."""
     return np.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, others)
-
-
-def scaled(tensors: Arrays, factor: FloatArray) -> dict[str, NDArray[Any]]:
-    """Return tensors [C, ...] times a factor of each client, [C], in their own types."""
-    return {
-        name: values * factor.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype)
-        for name, values in tensors.items()
-    }
 
 
 Tensors = Arrays

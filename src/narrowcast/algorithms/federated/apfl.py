@@ -47,14 +47,20 @@ class MixedStep:
         step: int,
     ) -> None:
         """Move y and v."""
-        del own, step
+        del own
         descent = gradient(values, 0)
-        mixed = self._mixed(values, slots)
-        for name, direction in descent.items():
-            values[name].sub_(direction, alpha=rate)
         if self.after:
-            mixed = self._mixed(values, slots)
-        for name, direction in gradient(mixed, 0).items():
+            _descend(values, descent, rate)
+        self._move_own(values, slots, gradient(self._mixed(values, slots), 0), rate, step)
+        if not self.after:
+            _descend(values, descent, rate)
+
+    def _move_own(
+        self, values: Mapping[str, Any], slots: Mapping[str, Any], directions: Mapping[str, Any], rate: float, step: int
+    ) -> None:
+        """Move v along the gradient at the mixture."""
+        del values, step
+        for name, direction in directions.items():
             slots[name].sub_(direction, alpha=rate * self.alpha)
 
     def _mixed(self, values: Mapping[str, Any], slots: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,25 +84,14 @@ class AdaptiveStep(MixedStep):
         """Return v and alpha of each client."""
         return {**super().init(start, own), _ALPHA: own[_ALPHA].clone()}
 
-    def step(
-        self,
-        values: Mapping[str, Any],
-        slots: Mapping[str, Any],
-        gradient: Gradient,
-        own: Mapping[str, Any],
-        rate: float,
-        step: int,
+    def _move_own(
+        self, values: Mapping[str, Any], slots: Mapping[str, Any], directions: Mapping[str, Any], rate: float, step: int
     ) -> None:
-        """Move y and v, and alpha in the first step."""
-        del own
-        descent, alpha, slope = gradient(values, 0), slots[_ALPHA].clone(), 0.0
-        if self.after:
-            _descend(values, descent, rate)
-        for name, direction in gradient(self._mixed(values, slots), 0).items():
+        """Move v, and alpha in the first step."""
+        alpha, slope = slots[_ALPHA].clone(), 0.0
+        for name, direction in directions.items():
             slope = slope + ((slots[name] - values[name]) * direction).reshape(len(alpha), -1).sum(1)
             slots[name].sub_(_of_each(alpha, direction) * direction, alpha=rate)
-        if not self.after:
-            _descend(values, descent, rate)
         if step == 0:
             slots[_ALPHA].sub_(slope, alpha=self.alpha_rate).clamp_(0, 1)
 

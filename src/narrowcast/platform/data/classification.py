@@ -155,6 +155,12 @@ def hold_out(n: int, share: float, seed: int, part: str = "validation") -> tuple
     return np.sort(rows[held_out:]), np.sort(rows[:held_out])
 
 
+def cuts_in_time(length: int, validation_share: float, test_share: float) -> tuple[int, int, int, int]:
+    """Return the boundaries of the training, validation and test part of a text or a recording."""
+    test = length - int(test_share * length)
+    return 0, test - int(validation_share * test), test, length
+
+
 def check_labels(labels: IntArray, n_classes: int, where: str) -> None:
     """Raise `UserError` if a label is not one of the classes 0 to n_classes - 1."""
     wrong = np.flatnonzero((labels < 0) | (labels >= n_classes))

@@ -22,7 +22,7 @@ from narrowcast.platform.types import IntArray
 
 _QUARTERS = 4
 _SIDES = (-2, -1)
-_HELD_OUT: tuple[ClientSplit, ...] = ("validation", "test")
+_SPLITS: tuple[ClientSplit, ...] = ("train", "validation", "test")
 
 
 class ClientShift(Section, ABC):
@@ -44,23 +44,24 @@ class ClientShift(Section, ABC):
         Held-out samples belong to the clients that `Samples.of_clients` says, and to group 0 if they belong to none.
         """
         self.check(data)
-        train = np.full(len(data.train), -1)
-        train[data.order] = data.owners
-        owners = {split: np.full(len(getattr(data, split)), -1) for split in _HELD_OUT}
-        for split, of_split in owners.items():
-            if len(of_split):
-                index = data.of_clients(split)
-                of_split[index.order] = np.repeat(np.arange(data.n_clients), np.diff(index.indptr))
-        return replace(
-            data,
-            train=self.changed(data.train, self._groups(train), data),
-            validation=self.changed(data.validation, self._groups(owners["validation"]), data),
-            test=self.changed(data.test, self._groups(owners["test"]), data),
-            held_out_users={split: of_split for split, of_split in owners.items() if len(of_split)},
-        )
+        owners = {split: _owners(data, split) for split in _SPLITS}
+        changed: dict[str, Any] = {
+            split: self.changed(getattr(data, split), np.where(of_split < 0, 0, of_split % self.groups), data)
+            for split, of_split in owners.items()
+        }
+        held_out: dict[str, IntArray] = {
+            split: of_split for split, of_split in owners.items() if split != "train" and len(of_split)
+        }
+        return replace(data, **changed, held_out_users=held_out)
 
-    def _groups(self, owners: IntArray) -> IntArray:
-        return np.where(owners < 0, 0, owners % self.groups)
+
+def _owners(data: Samples, split: ClientSplit) -> IntArray:
+    """Return the client of each sample of a split, [n]; -1 for those of none."""
+    owners = np.full(len(getattr(data, split)), -1)
+    if len(owners):
+        index = data.of_clients(split)
+        owners[index.order] = np.repeat(np.arange(data.n_clients), np.diff(index.indptr))
+    return owners
 
 
 class Rotated(ClientShift):

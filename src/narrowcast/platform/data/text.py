@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.platform.data.classification import MOST_CLIENTS, Classification, Splits
+from narrowcast.platform.data.classification import MOST_CLIENTS, Classification, Splits, cuts_in_time
 from narrowcast.platform.data.download import find, located
 from narrowcast.platform.data.partition import Natural, Partition
 from narrowcast.platform.data.samples import Labelled, Samples
@@ -55,7 +55,7 @@ class Documents(Classification):
     def _windows(self, name: str, source: str, texts: Mapping[str, bytes]) -> Samples:
         """Return the windows of documents; raise `UserError` if they are too few, or too many for the memory."""
         tokens = [np.frombuffer(text, dtype=np.uint8) for text in texts.values()]
-        cuts = [_cuts(len(text), self.validation_share, self.test_share) for text in tokens]
+        cuts = [cuts_in_time(len(text), self.validation_share, self.test_share) for text in tokens]
         counts = np.array([len(self._starts(*cut[:2])) for cut in cuts], dtype=np.int64)
         kept = np.flatnonzero(counts >= self.min_examples)
         natural = self.partition.by_user
@@ -89,12 +89,6 @@ class Documents(Classification):
             return Labelled(*(np.empty((0, self.window), dtype=np.int64) for _ in range(2)))
         windows = sliding_window_view(tokens, self.window + 1)[starts].astype(np.int64)
         return Labelled(np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:]))
-
-
-def _cuts(length: int, validation_share: float, test_share: float) -> tuple[int, int, int, int]:
-    """Return the boundaries of the training, validation and test part of a text."""
-    test = length - int(test_share * length)
-    return 0, test - int(validation_share * test), test, length
 
 
 def _together(parts: list[Labelled]) -> Labelled:
@@ -189,7 +183,7 @@ class Shakespeare(Classification):
         """
         path = find(NAME, (BY_CHARACTER,)) / BY_CHARACTER
         texts = [tokens(text) for text in _read(path).values()]
-        spans = [_cuts(len(text), self.validation_share, self.test_share) for text in texts]
+        spans = [cuts_in_time(len(text), self.validation_share, self.test_share) for text in texts]
         cuts = np.array(spans, dtype=np.int64).reshape(-1, 4)
         kept = np.flatnonzero(_n_windows(cuts[:, 1] - cuts[:, 0], self.stride) >= self.min_examples)
         clients = len(kept) if self.clients is None else self.clients

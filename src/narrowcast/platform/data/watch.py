@@ -7,7 +7,6 @@ smartwatch, Physiological Measurement 2018 (arXiv:1802.01489); the part of its d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.platform.data.classification import MOST_CLIENTS, Classification, Splits
+from narrowcast.platform.data.classification import MOST_CLIENTS, Classification, Splits, cuts_in_time
 from narrowcast.platform.data.download import find
 from narrowcast.platform.data.partition import Natural, Partition
 from narrowcast.platform.data.pickles import ADVICE, UNREADABLE, array_of, object_of, read_pickle
@@ -109,18 +108,13 @@ class WatchExercises(Classification):
         windows, counts = [np.empty((0, SENSORS, self.window))], []
         for recording in kept:
             sensors = recordings.sensors[recording]
-            begin, end = list(pairwise(self._cuts(len(sensors))))[part]
-            inside = sensors[begin:end]
+            cuts = cuts_in_time(len(sensors), self.validation_share, self.test_share)
+            inside = sensors[cuts[part] : cuts[part + 1]]
             if fits := len(inside) >= self.window:
                 windows.append(sliding_window_view(inside, self.window, axis=0)[:: self.stride])
             counts.append(len(windows[-1]) if fits else 0)
         classes, subjects = (np.repeat(values[kept], counts) for values in (recordings.classes, recordings.subjects))
         return _Part(np.concatenate(windows), classes, subjects)
-
-    def _cuts(self, length: int) -> tuple[int, int, int, int]:
-        """Return the boundaries of the training, validation and test part of a recording."""
-        test = length - int(self.test_share * length)
-        return 0, test - int(self.validation_share * test), test, length
 
 
 def read_recordings(path: Path) -> Recordings:

@@ -1,4 +1,4 @@
-"""What a round leaves behind: the ledger of its clients, the result of a chunk, and the round's record.
+"""The ledger of a round's clients, the result of a chunk, and the record of a round.
 
 Letters: C clients of a chunk or cohort.
 """

@@ -356,6 +356,7 @@ def answering() -> Iterator[None]:
         raise StoreError(short_reason(error)) from error
 
 
+@_calling
 def end_abandoned(store: StoreAddress, output: Path) -> None:
     """End the runs of folders in `output` that killed processes have left running; raise as `check_store` does."""
     check_store(store)
