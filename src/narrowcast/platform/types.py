@@ -212,11 +212,20 @@ class Chunk:
 Rebuild = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 """Function that computes a module's parameters, as torch tensors, from trained and frozen values."""
 
-Gradient = Callable[[Mapping[str, Any], int], dict[str, Any]]
-"""Function of parameters [a, ...], of the names and shapes of the trained ones, and of a part k of the step's batch.
 
-It returns the gradient of each client's mean loss over that part, with the terms of the training and of `LocalTerms`; a
-part without samples has no loss."""
+class Gradient(Protocol):
+    """The gradient of each client's mean loss over a part of a step's batch; a part without samples has no loss."""
+
+    def __call__(self, at: Mapping[str, Any], part: int) -> dict[str, Any]:
+        """Return it at parameters [a, ...], of the names and shapes of the trained ones.
+
+        It has the terms of the training and of `LocalTerms`.
+        """
+        ...
+
+    def hessian_product(self, at: Mapping[str, Any], part: int, direction: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the product of the Hessian at parameters [a, ...] with a direction [a, ...]; clipping has no part."""
+        ...
 
 
 class LocalRule(Protocol):

@@ -16,7 +16,7 @@ from narrowcast.algorithms.local_training.batches import draw_schedule
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.networks import MLP, Softmax
+from narrowcast.platform.models.networks import CNN, MLP, Softmax
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, Gradient, LocalTerms, LocalUpdates
 from per_client import make_task as make_factorisation
 from per_client import synthetic
@@ -74,6 +74,20 @@ class APFL:
             slots[name].sub_(alpha[name] * each, alpha=rate)
 
 
+@dataclass(frozen=True)
+class Curved:
+    """y -= rate H(y) g(y)."""
+
+    parts: int = 1
+
+    def init(self, start: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Parameters:
+        return {}
+
+    def step(self, values: Any, slots: Any, gradient: Gradient, own: Any, rate: float, step: int) -> None:
+        for name, each in gradient.hessian_product(values, 0, gradient(values, 0)).items():
+            values[name].sub_(each, alpha=rate)
+
+
 def train(task: Task, server: Arrays, clients: Any = EVERYONE, **terms: Any) -> LocalUpdates:
     updates: LocalUpdates = task.training.train(server, Chunk(1, 0, np.array(clients), {}), task, LocalTerms(**terms))
     return updates
@@ -94,7 +108,8 @@ class Plain:
 
     def gradient(self, at: Parameters, batch: Any, rows: slice = slice(None)) -> Parameters:
         at = {name: each.clone().requires_grad_() for name, each in at.items()}
-        features, labels = torch.from_numpy(batch.features[rows]), torch.from_numpy(batch.labels[rows])
+        features = torch.from_numpy(batch.features[rows]).to(next(iter(at.values())).dtype)
+        labels = torch.from_numpy(batch.labels[rows])
         if not len(labels):
             return {name: torch.zeros_like(each) for name, each in at.items()}
         loss = nn.functional.cross_entropy(torch.func.functional_call(self.module, at, (features,)), labels)
@@ -148,6 +163,27 @@ def test_first_order_per_fedavg_is_a_rule(execution: str) -> None:
             values = {name: values[name] - 0.1 * second[name] for name in values}
         got = {name: each[client] for name, each in updates.changes.items()}
         assert relative_error(got, changed(values, server)) <= 2e-5
+
+
+@pytest.mark.parametrize("execution", ["batched", "per_client"])
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("model", [MLP(hidden=(16,)), CNN(channels=(2, 3), hidden=5)], ids=["chain", "convolutions"])
+def test_the_product_with_the_hessian_is_the_slope_of_the_gradient(model: Any, decay: float, execution: str) -> None:
+    task = make_task(
+        digits(COUNTS, images=model.kind == "cnn"), model, execution=execution, weight_decay=decay, batch_size=64
+    )
+    server = task.model.init_server(task.data, 0)
+    updates = train(task, server, rule=Curved(), proximal=0.2)
+    for client in np.flatnonzero(COUNTS)[:3]:
+        plain, start = Plain(task, client), {name: each.double() for name, each in tensors(server).items()}
+        d = {name: g + decay * start[name] for name, g in plain.gradient(start, plain.batches[0]).items()}
+        sides = [
+            plain.gradient({name: start[name] + step * d[name] for name in d}, plain.batches[0])
+            for step in (1e-5, -1e-5)
+        ]
+        moved = {name: ((sides[0][name] - sides[1][name]) / 2e-5 + (decay + 0.2) * d[name]) * -0.1 for name in d}
+        got = {name: each[client] for name, each in updates.changes.items()}
+        assert relative_error(got, {name: each.numpy() for name, each in moved.items()}) <= 1e-4
 
 
 def personal(task: Task, alpha: FloatArray) -> Arrays:

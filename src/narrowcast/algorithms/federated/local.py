@@ -86,8 +86,7 @@ class Local(Algorithm, BaseModel):
         """Send nothing, and keep v_u unless it left the finite numbers."""
         del task
         (trained,) = updates
-        before, finite = OWN.of(chunk, broadcast), finite_clients(trained, trained.changes)
-        own = OWN.kept(chunk, broadcast, {name: before[name] + moved for name, moved in trained.changes.items()})
+        own, finite = OWN.moved(chunk, broadcast, trained.changes), finite_clients(trained, trained.changes)
         uploads = Uploads(np.zeros(len(chunk.clients), dtype=np.int64), finite, finite, {})
         return chunk_result(chunk, trained, uploads, {}, state=own)
 

@@ -48,11 +48,19 @@ class PersonalState:
 
     def kept(self, chunk: Chunk, start: Arrays, values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Return the state after clients learnt these tensors [C, ...]; as it was where they are not finite."""
-        state = {}
-        for name, learnt in values.items():
-            finite = np.asarray(np.isfinite(learnt).reshape(len(learnt), -1).all(axis=1))
-            before = np.asarray(chunk.state[self._arrays.name(name)])
-            state[name] = where_client(finite, np.asarray(learnt) - start[name], before)
+        before = self.of(chunk, start)
+        return self.moved(chunk, start, {name: np.asarray(learnt) - before[name] for name, learnt in values.items()})
+
+    def moved(self, chunk: Chunk, start: Arrays, changes: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Return the state after these changes of a round [C, ...]; as it was where they are not finite.
+
+        All that clients keep is added up so, whatever trained it: equal steps give equal bits.
+        """
+        before, state = self.of(chunk, start), {}
+        for name, change in changes.items():
+            finite = np.asarray(np.isfinite(change).reshape(len(change), -1).all(axis=1))
+            kept = np.asarray(chunk.state[self._arrays.name(name)])
+            state[name] = where_client(finite, before[name] + change - start[name], kept)
         return self._arrays.add(state)
 
 
@@ -196,9 +204,7 @@ class PartlyShared(Averaging):
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return y_u - x of the shared tensors, and keep the others unless they left the finite numbers."""
-        start, changes = task.initial_parameters(), self._split(arrived.updates.changes, task)[1]
-        before = OWN.of(chunk, start)
-        kept = OWN.kept(chunk, start, {name: before[name] + change for name, change in changes.items()})
+        kept = OWN.moved(chunk, task.initial_parameters(), self._split(arrived.updates.changes, task)[1])
         return replace(super().contribution(broadcast, chunk, task, arrived), state=kept)
 
     def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:

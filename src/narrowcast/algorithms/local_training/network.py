@@ -8,7 +8,7 @@ convolutions, which do not gain from it. What a step does is a rule's: `narrowca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
@@ -128,11 +128,77 @@ SampleLosses = Callable[[Tensors, Inputs, Tensor], tuple[Tensor, Mapping[str, Te
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """Derivatives of each client's weighted sum of losses by torch's autograd.
+
+    `leaves_of` maps values [a, ...] to tensors of which `losses_of` is a differentiable function, without the axis of
+    clients unless they are `batched`. `decay` is that of the module's parameters, if these are not what trains.
+    """
+
+    losses_of: SampleLosses
+    leaves_of: Callable[[Mapping[str, Tensor]], Tensors]
+    device: Device
+    batched: bool
+    decay: float
+
+    def __call__(
+        self, values: Mapping[str, Tensor], features: Inputs, labels: Tensor, weights: Tensor
+    ) -> tuple[Tensors, Tensor]:
+        """Return the gradient [a, ...], and the losses [a, b]."""
+        leaves = self.leaves_of(values)
+        with self._attention():
+            objective, losses = self._objective(leaves, features, labels, weights)
+            slopes = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+        return self._of_clients(leaves, slopes), losses.detach() if self.batched else losses.detach().unsqueeze(0)
+
+    def losses(self, values: Mapping[str, Tensor], features: Inputs, labels: Tensor) -> Tensor:
+        """Return the losses of samples, [a, b] or of one client [b]."""
+        return self.losses_of(self.leaves_of(values), features, labels)[0]
+
+    def hessian_product(
+        self,
+        values: Mapping[str, Tensor],
+        direction: Mapping[str, Tensor],
+        features: Inputs,
+        labels: Tensor,
+        weights: Tensor,
+    ) -> Tensors:
+        """Return the gradient of the gradient's product with a direction [a, ...]."""
+        leaves = self.leaves_of(values)
+        with self._attention():
+            objective, _ = self._objective(leaves, features, labels, weights)
+            slopes = torch.autograd.grad(
+                objective, list(leaves.values()), create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            parts = [direction[name] if self.batched else direction[name][0] for name in leaves]
+            product = torch.stack([(slope * part).sum() for slope, part in zip(slopes, parts, strict=True)]).sum()
+            if product.requires_grad:
+                slopes = torch.autograd.grad(product, list(leaves.values()), allow_unused=True, materialize_grads=True)
+            else:  # the loss is linear
+                slopes = tuple(torch.zeros_like(leaf) for leaf in leaves.values())
+        return self._of_clients(leaves, slopes)
+
+    def _objective(self, leaves: Tensors, features: Inputs, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        losses, parameters = self.losses_of(leaves, features, labels)
+        objective = (losses * weights).sum()
+        if self.decay:
+            squares = torch.stack([tensor.square().sum() for tensor in parameters.values()])
+            objective = objective + self.decay / 2 * squares.sum()
+        return objective, losses
+
+    def _of_clients(self, leaves: Tensors, slopes: Sequence[Tensor]) -> Tensors:
+        return {name: part if self.batched else part.unsqueeze(0) for name, part in zip(leaves, slopes, strict=True)}
+
+    def _attention(self) -> AbstractContextManager[None]:
+        return batched_attention(self.device) if self.batched else nullcontext()
+
+
+@dataclass(frozen=True)
 class ClientStep:
     """Step `index` of the clients at `rows` of a program, on the batches at `batches` among all.
 
-    Shapes: values [a, ...], the clients' own memory. `leaves` maps such values to tensors of which `losses` is a
-    differentiable function; `gradient` is that of the weighted sum of losses.
+    Shapes: values [a, ...], the clients' own memory. `gradient` is that of the weighted sum of losses, `recorded` or in
+    closed form.
     """
 
     index: int
@@ -140,8 +206,7 @@ class ClientStep:
     batches: slice
     batch: StepBatch
     values: Tensors
-    losses: SampleLosses
-    leaves: Callable[[Mapping[str, Tensor]], Tensors]
+    recorded: Recorded
     gradient: StepGradient
 
 
@@ -196,14 +261,14 @@ class Program:
                 parameters = together(parameters, rows_of(frozen, rows))
             return sample_losses(self.loss, forward(parameters, features), labels), parameters
 
-        chain = chain_gradient(module, self.loss) if self.in_closed_form else None
-        gradient = chain or self._recorded(losses, _detached, weight_decay)
+        recorded = self._recorded(losses, _detached, weight_decay)
+        gradient = (chain_gradient(module, self.loss) if self.in_closed_form else None) or recorded
         stop = 0
         for index, batch in enumerate(self.loader.batches(self.schedule)):
             rows, start = slice(0, len(batch.labels)), stop
             stop += rows.stop
             now = rows_of(values, rows)
-            yield ClientStep(index, rows, slice(start, stop), batch, now, losses, _detached, gradient)
+            yield ClientStep(index, rows, slice(start, stop), batch, now, recorded, gradient)
 
     def _in_turn(self, values: Tensors, weight_decay: float, *, moves: bool) -> Iterator[ClientStep]:
         schedule, loader = self.schedule, self.loader
@@ -252,7 +317,7 @@ class Program:
                 outputs = call_module(module, each_input(_first, features), None if its_own else parameters)
                 return self.loss.per_sample(outputs, labels[0]), parameters
 
-            gradient = self._recorded(losses, leaves, weight_decay)
+            recorded = self._recorded(losses, leaves, weight_decay)
             for step in range(n_steps):
                 index = first_batches[step] + client
                 size = int(schedule.sizes[index])
@@ -261,7 +326,7 @@ class Program:
                 weights = torch.full((1, size), 1 / size, device=loader.device, dtype=loader.dtype)
                 batch = StepBatch(inputs, labels.unsqueeze(0), weights)
                 self.draws.seed(client, step)
-                yield ClientStep(step, row, slice(index, index + 1), batch, now, losses, leaves, gradient)
+                yield ClientStep(step, row, slice(index, index + 1), batch, now, recorded, recorded)
             if moves:
                 buffers = fixed_of(module) if statistics else {}
                 ended = {**{name: buffers[name] for name in statistics}, **{name: now[name][0] for name in now}}
@@ -270,27 +335,9 @@ class Program:
 
     def _recorded(
         self, losses_of: SampleLosses, leaves_of: Callable[[Mapping[str, Tensor]], Tensors], weight_decay: float
-    ) -> StepGradient:
-        """Return the gradient by torch's autograd."""
-        decays = weight_decay and self.rebuild
-
-        def gradient(
-            values: Mapping[str, Tensor], features: Inputs, labels: Tensor, weights: Tensor
-        ) -> tuple[Tensors, Tensor]:
-            leaves = leaves_of(values)
-            with batched_attention(self.loader.device) if self.batched else nullcontext():
-                losses, parameters = losses_of(leaves, features, labels)
-                objective = (losses * weights).sum()
-                if decays:  # of the parameters, if these are not what trains
-                    squares = torch.stack([tensor.square().sum() for tensor in parameters.values()])
-                    objective = objective + weight_decay / 2 * squares.sum()
-                slopes = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
-            gradients = dict(zip(leaves, slopes, strict=True))
-            if self.batched:
-                return gradients, losses.detach()
-            return {name: part.unsqueeze(0) for name, part in gradients.items()}, losses.detach().unsqueeze(0)
-
-        return gradient
+    ) -> Recorded:
+        decay = weight_decay if self.rebuild else 0.0
+        return Recorded(losses_of, leaves_of, self.loader.device, self.batched, decay)
 
 
 def train(program: Program, steps: Steps) -> tuple[Tensors, FloatArray, Tensors]:
@@ -329,7 +376,7 @@ def train(program: Program, steps: Steps) -> tuple[Tensors, FloatArray, Tensors]
 
 
 class _Gradient:
-    """The gradient of a step at any values, with the terms of the training; `losses` [a, b] are those of the first."""
+    """`Gradient` of a step; `losses` [a, b] are those at the first values."""
 
     def __init__(self, program: Program, steps: Steps, step: ClientStep) -> None:
         self._program, self._steps, self._step = program, steps, step
@@ -344,6 +391,16 @@ class _Gradient:
             decay = 0.0 if self._program.rebuild else steps.weight_decay
             _add_terms(at, self._program.start, gradients, steps, step.rows, decay)
         return gradients
+
+    def hessian_product(self, at: Mapping[str, Tensor], part: int, direction: Mapping[str, Tensor]) -> Tensors:
+        batch, steps, rows = self._step.batch, self._steps, self._step.rows
+        products = self._step.recorded.hessian_product(at, direction, batch.features, batch.labels, self._weights(part))
+        decay = 0.0 if self._program.rebuild else steps.weight_decay
+        for name, product in products.items():
+            if name in steps.gains:
+                product.mul_(steps.gains[name][rows])
+            product.add_(direction[name], alpha=steps.proximal + decay)
+        return products
 
     def _weights(self, part: int) -> Tensor:
         """Return the weight of each sample in the mean over a part [a, b]; 0 for padding and other parts."""
@@ -384,7 +441,7 @@ def mean_losses(program: Program) -> FloatArray:
     losses = torch.zeros(len(program.schedule.valid), dtype=program.loader.dtype, device=program.loader.device)
     with torch.no_grad(), float32_products(program.loader.device):
         for step in program.steps(program.start):
-            of_samples, _ = step.losses(step.leaves(step.values), step.batch.features, step.batch.labels)
+            of_samples = step.recorded.losses(step.values, step.batch.features, step.batch.labels)
             losses[step.batches] = (of_samples * step.batch.weights).sum(1)
     return last_epoch_means(to_array(losses).astype(np.float64), program.schedule)
 
