@@ -279,7 +279,9 @@ def compare(
 ) -> Comparison | Any:
     """Return a comparison of finished runs: `.table` is a DataFrame, `.plot()` a figure, `.latex()` a table.
 
-    That of solves is a `SolveComparison`; solves and experiments have no common table.
+    That of solves is a `SolveComparison`; solves and experiments have no common table. Beside runs whose clients have
+    models of their own stand their controls, runs of `local` and `fine_tune` that differ in the algorithm alone: those
+    in the same folder are added, and `.remarks` says which are missing, and which are better.
 
     Args:
         runs: results, names of runs in `output`, folders of runs, folders of several, such as a benchmark's, or
@@ -293,6 +295,7 @@ def compare(
 
     """
     from narrowcast.runs.comparison import Comparison, SolveComparison
+    from narrowcast.runs.controls import controls_beside
     from narrowcast.runs.result import SolveResult
 
     results = [load_any(run) if isinstance(run, Path) else run for run in _found(runs, output)]
@@ -306,9 +309,13 @@ def compare(
     chosen = None if columns is None else tuple(columns)
     if solves and against is not None:
         raise UserError("solves are not grouped by seed, so that they have no paired differences; leave out against")
-    comparison: Comparison | SolveComparison = (
-        SolveComparison(tuple(solves), chosen) if solves else Comparison(tuple(experiments), chosen, by_seed, against)
-    )
+    comparison: Comparison | SolveComparison
+    if solves:
+        comparison = SolveComparison(tuple(solves), chosen)
+    else:
+        controls = controls_beside(experiments)
+        added = tuple(control.name for control in controls)
+        comparison = Comparison((*experiments, *controls), chosen, by_seed, against, added)
     comparison.text_tables()  # refuses unknown names before anything is written
     return comparison
 

@@ -163,6 +163,7 @@ def test_looking_at_a_run_runs_nothing(
         ("site", run_of_a_stranger),
         ("sync", run_of_a_stranger),
         ("export", run_of_a_stranger, "--output", tmp_path / "m.safetensors"),
+        ("export", run_of_a_stranger, "--client", "0", "--output", tmp_path / "c.safetensors"),
         ("show", config),
         ("data", "show", config),
         ("list",),
@@ -174,6 +175,7 @@ def test_looking_at_a_run_runs_nothing(
     (run_of_a_stranger / "model.safetensors").unlink()  # the model is then to be had from the checkpoint alone
     narrowcast("export", run_of_a_stranger, "--output", tmp_path / "n.safetensors")
     assert not planted.ran()
+    assert not (tmp_path / "c.safetensors").exists()
 
 
 def test_verify_checks_the_files_and_says_what_it_left_out(planted: Planted, run_of_a_stranger: Path) -> None:

@@ -28,6 +28,8 @@ from narrowcast.platform.tracking.second_process import second_process
 
 if TYPE_CHECKING:
     from narrowcast.runs.checks import Budget, Check
+    from narrowcast.runs.finished_run import ModelFormat
+    from narrowcast.runs.result import Result
 
 
 @click.command()
@@ -167,13 +169,21 @@ _SUFFIXES = {"safetensors": "safetensors", "torch": "pt"}
     show_default=True,
     help="Arrays by name, or a torch state_dict.",
 )
+@click.option("--client", type=click.IntRange(min=0), help="Export the model that this client uses, by its number.")
 @click.option("--output", type=FOLDER, help="The file to write; RUN.safetensors or RUN.pt by default.")
 @click.option("--runs", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
-def export(names: tuple[str, ...], model_format: str, output: Path | None, runs: Path) -> None:
+@TRUST
+def export(
+    names: tuple[str, ...], model_format: str, client: int | None, output: Path | None, runs: Path, *, trust: bool
+) -> None:
     """Write the trained global model of RUN, a finished run, or the answer of a solve, to a file.
 
     RUN is a run's name, a pattern of names such as 'fedavg-*', or the path of a run's folder. The inputs that the model
     was trained on, with their range, are printed, and are metadata of a safetensors file.
+
+    With --client it is the model that a client uses, if clients have models of their own: RUN-client-3.safetensors. It
+    is made from the run's last checkpoint and its data. Where these are of the file's own classes, that is done only in
+    folders that you trust (`narrowcast trust FOLDER`), or with --trust.
 
     Neither format executes code when it is loaded: safetensors.torch.load_file(FILE), or
     torch.load(FILE, weights_only=True) for the state_dict of the torch module.
@@ -186,10 +196,21 @@ def export(names: tuple[str, ...], model_format: str, output: Path | None, runs:
         raise UserError(f"--output names one file, and {len(folders)} runs are exported; leave it out")
     for folder in folders:
         result = load_any(folder)
-        path = output or Path(f"{folder.name}.{_SUFFIXES[model_format]}")
-        click.echo(f"model   {result.export(path, 'torch' if model_format == 'torch' else 'safetensors')}")
-        for name, text in (result.inputs if isinstance(result, Result) else {}).items():
+        path = output or Path(f"{folder.name}{_of(client)}.{_SUFFIXES[model_format]}")
+        kind: ModelFormat = "torch" if model_format == "torch" else "safetensors"
+        if not isinstance(result, Result):
+            if client is not None:
+                raise UserError(f"{folder.name} is a solve, which has no clients; leave out --client")
+            click.echo(f"model   {result.export(path, kind)}")
+            continue
+        with looking(folder, trust=trust):
+            click.echo(f"model   {result.export(path, kind, client=client)}")
+        for name, text in result.inputs.items():
             click.echo(f"inputs  {name}: {text}")
+
+
+def _of(client: int | None) -> str:
+    return "" if client is None else f"-client-{client}"
 
 
 @click.command()
@@ -400,8 +421,23 @@ def _report(finished: Sequence[Path], store: str) -> None:
         for part in table.fitting(terminal.width):
             terminal.print(part)
         lines.insert(0, f"runs    {', '.join(map(str, finished))}")
+    if personal := [result for result in results if isinstance(result, Result) and result.file.personal]:
+        _print_controls(personal)
     lines.insert(0, f"time    {_seconds_since_start():.1f} s since the command was started")
     for line in lines:
+        terminal.print(line, highlight=False, soft_wrap=True)
+
+
+def _print_controls(results: Sequence[Result]) -> None:
+    """Print runs whose clients have models of their own beside their controls, and what is to be said of these."""
+    from narrowcast.api import compare
+
+    terminal, comparison = console(), compare(results)
+    table = comparison.text_tables().get("Metrics over clients")
+    if table is not None and comparison.added:
+        for part in table.fitting(terminal.width):
+            terminal.print(part)
+    for line in comparison.remarks:
         terminal.print(line, highlight=False, soft_wrap=True)
 
 

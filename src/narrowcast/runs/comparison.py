@@ -35,7 +35,8 @@ from narrowcast.platform.tracking.metrics import (
 )
 from narrowcast.runs import comparison_tables as tables
 from narrowcast.runs import html_report
-from narrowcast.runs.comparison_tables import SeedGroup, measured_metrics, seed_groups
+from narrowcast.runs.comparison_tables import SeedGroup, metrics_on_test, seed_groups
+from narrowcast.runs.controls import remarks
 from narrowcast.runs.finished_run import Column, FinishedRun, TextTable, table_of, with_spread
 from narrowcast.runs.folder import SEEDS, codec_kinds, differing_settings, settings_of, shown_setting
 from narrowcast.runs.result import Result, SolveResult
@@ -156,6 +157,11 @@ class RunComparison(ABC, Generic[RunT]):
         return ""
 
     @property
+    def remarks(self) -> list[str]:
+        """Lines below the tables."""
+        return []
+
+    @property
     def chosen_table(self) -> DataFrame:
         """`table` with the chosen columns, and settings that all runs share if they are among them."""
         if self.columns is None:
@@ -197,6 +203,7 @@ class RunComparison(ABC, Generic[RunT]):
         """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
         tables = self.text_tables()
         parts = [html_report.section(title, table.html()) for title, table in tables.items()]
+        parts += [f"<p>{escape(line)}</p>" for line in self.remarks]
         curves = html_report.image(self.figure(), "metrics against costs, a line per run")
         parts.insert(1 + list(tables).index("Results"), html_report.section("Metrics and costs", curves))
         if (of_clients := self.clients_figure()) is not None:
@@ -223,6 +230,8 @@ class RunComparison(ABC, Generic[RunT]):
             for part in table.fitting(terminal.width):
                 terminal.print(part)
                 terminal.print()
+        for line in self.remarks:
+            terminal.print(line, highlight=False, soft_wrap=True)
 
     def _repr_html_(self) -> str:
         return str(self.chosen_table.drop(columns=self.digest_column, errors="ignore").to_html())
@@ -364,6 +373,8 @@ class Comparison(RunComparison[Result]):
 
     by_seed: bool = True
     against: str | None = None
+    added: tuple[str, ...] = ()
+    """The names of the runs that were added as controls."""
 
     digest_column = "model_sha256"
     section = "data"
@@ -380,6 +391,16 @@ class Comparison(RunComparison[Result]):
     def caption(self) -> str:
         """The remark on runs of several data sets, empty for one."""
         return tables.different_data(self.runs)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said of the controls of personal methods, see `narrowcast.runs.controls`."""
+        return remarks(self.groups, self.settings_by_run, self.added)
+
+    @property
+    def settings_by_run(self) -> dict[Path, Mapping[str, Any]]:
+        """The settings of each run, by its folder."""
+        return {run.folder: of_run for run, of_run in zip(self.runs, self.settings, strict=True)}
 
     @cached_property
     def groups(self) -> list[SeedGroup]:
@@ -443,7 +464,7 @@ class Comparison(RunComparison[Result]):
         rows = []
         for group in self.groups:
             row = {"seeds": len(group.runs), **dict(self.differences[group.label])}
-            for name in (*(f"test.{key}" for key in measured_metrics(self.runs)), "uplink_bits", "total_bits"):
+            for name in (*metrics_on_test(self.runs), "uplink_bits", "total_bits"):
                 row[name], row[f"{name} std"] = group.statistics(lambda run, name=name: self._value(run, name))  # type: ignore[misc]
             row["simulated_seconds"], row["simulated_seconds std"] = group.statistics(lambda run: run.simulated_seconds)
             rows.append(row)
@@ -523,11 +544,11 @@ class Comparison(RunComparison[Result]):
     def _paired(self, against: str, metrics: Sequence[str] | None) -> list[tables.PairedDifference]:
         known = dict.fromkeys(name for run in self.runs for name in run.final)
         chosen = [name for name in self.columns or () if name in known]
-        usual = chosen or [name for key in measured_metrics(self.runs) if (name := f"test.{key}") in known]
+        usual = chosen or [name for name in metrics_on_test(self.runs) if name in known]
         for name in metrics or ():
             if name not in known:
                 raise UserError(f'no run has the metric "{name}"; measured: {", ".join(known)}{suggest(name, known)}')
-        seeds = {run.folder: of_run for run, of_run in zip(self.runs, self.settings, strict=True)}
+        seeds = self.settings_by_run
         return tables.paired_differences(
             self.groups,
             tables.reference_of(self.groups, against),

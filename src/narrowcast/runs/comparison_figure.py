@@ -21,9 +21,8 @@ from narrowcast.platform.tracking.metrics import (
     chosen_costs,
     is_fraction,
     metric_label,
-    primary_metric,
 )
-from narrowcast.runs.comparison_tables import SeedGroup
+from narrowcast.runs.comparison_tables import SeedGroup, judged_by
 
 AXES = {"round": ROUND, "uplink": UPLINK, "total": TOTAL, "time": TIME}
 """The horizontal axes by name: rounds, uplink bits, uplink and downlink bits, simulated time."""
@@ -44,7 +43,7 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
     """
     if metric is not None:
         _check_metric(groups, metric)
-    metrics = [metric or primary_metric(group.runs[0].final) or "test.hr@10" for group in groups]
+    metrics = [metric or of_group or "test.hr@10" for of_group in judged_by(groups)]
     shown = " and ".join(dict.fromkeys(map(metric_label, metrics)))
     costs = chosen_costs(AXES, axes)
     percent = all(is_fraction(name, group.shares) for name, group in zip(metrics, groups, strict=True))

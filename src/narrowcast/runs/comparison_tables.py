@@ -6,7 +6,6 @@ compared seed by seed, with intervals and tests.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -25,16 +24,16 @@ from narrowcast.platform.tracking.metrics import (
     FractionMetrics,
     RunTargetCost,
     format_metric,
+    headline_metric,
     is_better,
     is_fraction,
     metric_label,
     metrics_of,
-    primary_metric,
     split_statistic,
 )
 from narrowcast.platform.types import FloatArray
 from narrowcast.runs.finished_run import Column, TextTable, table_of, with_spread
-from narrowcast.runs.folder import SEEDS, shown_setting
+from narrowcast.runs.folder import SEEDS, shown_setting, without_seed
 from narrowcast.runs.result import Result
 from narrowcast.runs.significance import compare_paired, holm
 
@@ -99,7 +98,7 @@ def seed_groups(
 
 
 def _common_name(runs: Sequence[Result]) -> str:
-    names = {re.sub(r"-(seed|data\.seed|client_seed)-\d+", "", run.name) for run in runs}
+    names = {without_seed(run.name) for run in runs}
     return f"{min(names, key=len)} ({len(runs)} seeds)"
 
 
@@ -118,11 +117,8 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
 
     Metrics, bits and seconds are means. The best primary metric on each data set is bold if it stands out.
     """
-    measured = [f"test.{name}" for name in measured_metrics(runs)]
+    measured, personal = metrics_on_test(runs), personal_metrics(runs)
     unmeasured = dict.fromkeys(name for run in runs for name in run.final if name not in measured)
-    # Where clients have models of their own, the metric of the global one says nothing of the method.
-    personal = [f"{name}.{MEAN}" for name in measured if any(run.file.personal for run in runs)]
-    personal = [name for name in personal if name in unmeasured]
     best = _best(groups)
 
     def column(head: str, cell: Callable[[SeedGroup], str], *, word: bool = False, usual: bool = True) -> Column:
@@ -131,7 +127,7 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
     def metric(name: str, *, usual: bool) -> Column:
         cells = [with_spread(name, *group.statistics(_final(name)), group.shares) for group in groups]
         bold = frozenset(row for row, of_group in best.items() if of_group == name)
-        label = f"{metric_label(split_statistic(name)[0])} of clients" if name in personal else metric_label(name)
+        label = _label(name) if name in personal else metric_label(name)
         return Column(label.replace(" ", "\n", 1), cells, bold=bold, usual=usual)
 
     def mean_bits(name: str) -> Callable[[SeedGroup], str]:
@@ -153,14 +149,13 @@ def results_columns(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> dict
         "seed": column("seed", lambda group: ", ".join(str(run.seed) for run in group.runs), usual=False),
         "rounds": column("rounds", lambda group: str(group.runs[0].file.rounds)),
         **{name: metric(name, usual=True) for name in measured},
-        **{name: metric(name, usual=True) for name in personal},
         "uplink_bits": column("uplink", mean_bits("uplink_bits")),
         "uplink_ratio": column("compression", compression),
         "downlink_bits": column("downlink", mean_bits("downlink_bits")),
         "total_bits": column("total", mean_bits("total_bits")),
         "simulated_seconds": column("simulated\ntime", mean_seconds("simulated_seconds")),
         "wall_seconds": column("wall\ntime", mean_seconds("wall_seconds")),
-        **{name: metric(name, usual=False) for name in unmeasured if name not in personal},
+        **{name: metric(name, usual=False) for name in unmeasured},
         **{
             path: column(path, lambda group, path=path: shown_setting(group.settings.get(path)), word=True, usual=False)  # type: ignore[misc]
             for path in settings
@@ -262,16 +257,44 @@ def targets_table(groups: Sequence[SeedGroup]) -> TextTable | None:
 
 
 def measured_metrics(runs: Sequence[Result]) -> list[str]:
-    """Return the test metrics of any of the runs; the loss only if there is nothing else, HR@10 if there is nothing."""
-    names = metrics_of(dict.fromkeys(name for run in runs for name in run.final))
+    """Return the test metrics of any of the runs; the loss only if there is nothing else, HR@10 if there is nothing.
+
+    Of runs without a global model they are those of their clients.
+    """
+    names = metrics_of(dict.fromkeys(split_statistic(name)[0] for run in runs for name in run.final))
     return [name for name in names if name != "loss"] or names or ["hr@10"]
+
+
+def personal_metrics(runs: Sequence[Result]) -> list[str]:
+    """Return the means over clients of the test metrics, `test.accuracy.mean`, if clients of a run have own models.
+
+    The metrics of a global model then say nothing of the method.
+    """
+    names = [f"test.{name}.{MEAN}" for name in measured_metrics(runs) if any(run.file.personal for run in runs)]
+    return [name for name in names if any(name in run.final for run in runs)]
+
+
+def metrics_on_test(runs: Sequence[Result]) -> list[str]:
+    """Return the names of `personal_metrics` and of `measured_metrics`."""
+    return [*personal_metrics(runs), *(f"test.{name}" for name in measured_metrics(runs))]
+
+
+def judged_by(groups: Sequence[SeedGroup]) -> list[str | None]:
+    """Return the metric that each group is judged by: means over clients if those of any group have own models."""
+    personal = any(run.file.personal for group in groups for run in group.runs)
+    return [headline_metric(group.runs[0].final, personal=personal) for group in groups]
+
+
+def _label(name: str) -> str:
+    """Return the name of a metric for people, that of a mean over clients as `test accuracy of clients`."""
+    metric, statistic = split_statistic(name)
+    return f"{metric_label(metric)} of clients" if statistic == MEAN else metric_label(name)
 
 
 def _best(groups: Sequence[SeedGroup]) -> dict[int, str]:
     """Return the place of the best group on each data set, with its primary metric, if it stands out."""
     best: dict[tuple[str, str], tuple[int, float]] = {}
-    for row, group in enumerate(groups):
-        metric = primary_metric(group.runs[0].final)
+    for row, (group, metric) in enumerate(zip(groups, judged_by(groups), strict=True)):
         value = group.statistics(_final(metric))[0] if metric else np.nan
         if metric is None or not np.isfinite(value):
             continue
@@ -323,7 +346,8 @@ def _shown(values: Sequence[float | None], show: Callable[[float], str]) -> str:
 
 def replicas_table(settings: DataFrame, groups: Sequence[SeedGroup], means: DataFrame) -> TextTable:
     """Return a row per group: the settings that differ, its number of seeds, means of the test metrics, and costs."""
-    names = [f"test.{name}" for name in measured_metrics([run for group in groups for run in group.runs])]
+    runs = [run for group in groups for run in group.runs]
+    names = metrics_on_test(runs)
     rows = means.to_dict("records")
     return table_of(
         [
@@ -331,7 +355,7 @@ def replicas_table(settings: DataFrame, groups: Sequence[SeedGroup], means: Data
             Column("seeds", [str(len(group.runs)) for group in groups]),
             *(
                 Column(
-                    metric_label(name),
+                    _label(name),
                     [
                         with_spread(name, row[name], row[f"{name} std"], group.shares)
                         for group, row in zip(groups, rows, strict=True)

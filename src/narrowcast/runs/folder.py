@@ -246,8 +246,14 @@ def first_line(error: Exception) -> str:
 
 SEEDS = ("seed", "data.seed", "client_seed")
 """The settings in which repetitions of one experiment may differ."""
+_OF_A_SEED = re.compile(r"-(seed|data\.seed|client_seed)-\d+")
 _LONGEST = 40  # characters of a value in a table
 _NOT_SETTINGS = ("name", "tracking", "backend", "evaluate_clients")
+
+
+def without_seed(name: str) -> str:
+    """Return the name of a replica without what tells the seeds apart, such as `-seed-0`."""
+    return _OF_A_SEED.sub("", name)
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

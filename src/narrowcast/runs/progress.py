@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from narrowcast.platform.tracking.metrics import (
     FractionMetrics,
     format_metric,
     fraction_metrics,
+    headline_metric,
     metric_label,
-    primary_metric,
 )
 from narrowcast.platform.tracking.units import counted, format_bits, format_seconds, format_short_seconds
 from narrowcast.platform.types import ITERATION, RunInput
@@ -47,6 +47,7 @@ class _RunProgress:
     rounds: int
     bar: tqdm[Any] | None
     shares: FractionMetrics
+    personal: bool = False  # clients have models of their own
     metric: tuple[str, float, int] | None = None  # the last evaluation: name, value, step
     lines: int = 0  # printed where there is no terminal, with those of steps before a resume
 
@@ -54,7 +55,8 @@ class _RunProgress:
         """Return the state of a run after a step, with the age of its metric if it is not of this step."""
         measured = {name: value for name, value in row.items() if value is not None}
         unit, step = step_name(row), step_of(row)
-        name = primary_metric(measured) or (next(iter(evaluation(row)), None) if unit == ITERATION else None)
+        name = headline_metric(measured, personal=self.personal)
+        name = name or (next(iter(evaluation(row)), None) if unit == ITERATION else None)
         if name is not None:
             self.metric = (name, measured[name], step)
         facts = _facts_of_iteration(row) if unit == ITERATION else _facts_of_round(row)
@@ -82,11 +84,16 @@ class ProgressDisplay:
     """A bar for each run on a terminal, about 20 lines in all otherwise."""
 
     def __init__(
-        self, runs: Mapping[str, tuple[int, int]], shares: FractionMetrics = None, unit: str = "round", data: str = ""
+        self,
+        runs: Mapping[str, tuple[int, int]],
+        shares: FractionMetrics = None,
+        unit: str = "round",
+        data: str = "",
+        personal: Collection[str] = (),
     ) -> None:
         """Show runs, given the steps done and the steps in all of each by its name; `shares` as models declare.
 
-        `data` is a line about the data, shown first.
+        `data` is a line about the data, shown first; `personal` are the runs whose clients have models of their own.
         """
         if data:
             self._print(data)
@@ -102,6 +109,7 @@ class ProgressDisplay:
                 if on_terminal
                 else None,
                 shares,
+                name in personal,
                 lines=done // self._interval(rounds),
             )
             for index, (name, (done, rounds)) in enumerate(runs.items())
@@ -120,7 +128,9 @@ class ProgressDisplay:
             return cls(steps, shares, ITERATION, data_line(runs[0].input))
         experiments = [run for run in runs if isinstance(run, PreparedExperiment)]
         rounds = {run.folder.name: (run.state.round_index, run.experiment.rounds) for run in experiments}
-        return cls(rounds, fraction_metrics(experiments[0].experiment.model), data=data_line(runs[0].input))
+        personal = [run.folder.name for run in experiments if run.experiment.algorithm.personalises]
+        shares, data = fraction_metrics(experiments[0].experiment.model), data_line(runs[0].input)
+        return cls(rounds, shares, data=data, personal=personal)
 
     def __enter__(self) -> ProgressDisplay:
         return self

@@ -123,7 +123,7 @@ def to_resume(
         _check_same(folder, saved, changed)
     config = saved if changed is None else changed
     kept, journal = _kept_state(folder, saved, kind)
-    _check_digest(folder, kept, config)
+    check_digest(folder, kept, config)
     return config, kept, journal
 
 
@@ -150,7 +150,7 @@ def _check_same(folder: Path, saved: RunConfig, changed: RunConfig) -> None:
         check_place(checkpoint_place(changed, folder))
 
 
-def _check_digest(folder: Path, kept: Kept[Any] | None, config: RunConfig) -> None:
+def check_digest(folder: Path, kept: Kept[Any] | None, config: RunConfig) -> None:
     """Raise `UserError` if the checkpoint is not of the configuration; another version may give it another digest."""
     if kept is not None and kept.digest != config.digest():
         raise UserError(

@@ -234,16 +234,26 @@ class Result(FinishedRun[ResultFile]):
 
         return load_experiment(saved_config(self.folder))
 
-    def arrays(self) -> Arrays:
-        """Return the parameters of the trained global model by name."""
-        return read_arrays(self.folder, MODEL, "run the experiment again")
+    def arrays(self, client: int | None = None) -> Arrays:
+        """Return the parameters of the trained global model by name, or of the model that a client uses."""
+        if client is None:
+            return read_arrays(self.folder, MODEL, "run the experiment again")
+        from narrowcast.platform.models.modules import state_of
 
-    def model(self) -> Any:
-        """Return the trained global model.
+        return state_of(self.model(client))
+
+    def model(self, client: int | None = None) -> Any:
+        """Return the trained global model, or with the number of a client the one that it uses, as it was measured.
 
         A torch module in evaluation mode for networks, whose input shape is taken from the data set; the arrays by
-        name for matrix factorisation, whose user factors never leave the clients.
+        name for matrix factorisation, whose user factors never leave the clients. That of a client is made from the
+        last checkpoint, by training on the client's samples where the method says so. Raise `UserError` if clients use
+        the global model, if there is no such client, and if the checkpoint was removed.
         """
+        if client is not None:
+            from narrowcast.runs.client_model import client_module
+
+            return client_module(self.folder, self.config, self.file.rounds, client)
         model, algorithm = self.config.model, self.config.algorithm
         if not algorithm.traits.global_model:
             raise UserError(
@@ -257,13 +267,13 @@ class Result(FinishedRun[ResultFile]):
         module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in self.arrays().items()})
         return module.eval()
 
-    def export(self, path: str | Path, model_format: ModelFormat = "safetensors") -> Path:
-        """Write the trained global model to a file and return its path.
+    def export(self, path: str | Path, model_format: ModelFormat = "safetensors", *, client: int | None = None) -> Path:
+        """Write the trained global model, or the one that a client uses, to a file and return its path.
 
         `safetensors` keeps the arrays by name, with `inputs` as metadata; `torch` is a state_dict for
         `torch.load(path, weights_only=True)`.
         """
-        return write_arrays(self.arrays(), path, model_format, self.inputs)
+        return write_arrays(self.arrays(client), path, model_format, self.inputs)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -284,7 +294,7 @@ class Result(FinishedRun[ResultFile]):
 
     def summary(self) -> list[tuple[str, str]]:
         """Return the summary as pairs of a label and a formatted value."""
-        rows = []
+        rows: list[tuple[str, str]] = []
         chosen, shares = self.chosen, self.file.shares
         for split in ("test", "validation"):
             # Without a global model there are statistics over clients alone.
@@ -294,11 +304,13 @@ class Result(FinishedRun[ResultFile]):
                 if chosen is not None and name in chosen[1]:
                     best = format_metric(name, chosen[1][name], shares)
                     peak = f" ({best} in round {chosen[0]}, the best on validation)"
+                of_metric = []
                 if name in self.final:
-                    rows.append((metric_label(name), format_metric(name, self.final[name], shares) + peak))
+                    of_metric.append((metric_label(name), format_metric(name, self.final[name], shares) + peak))
                 if statistics := over_clients_text(name, self.final, shares):
                     whose = "clients' own models" if self.file.personal else "clients"
-                    rows.append((f"{metric_label(name)} of {whose}", statistics))
+                    of_metric.append((f"{metric_label(name)} of {whose}", statistics))
+                rows += reversed(of_metric) if self.file.personal else of_metric
         rows += self.baseline_rows()
         rows += [(self.file.goal(target), target_cost(target)) for target in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)

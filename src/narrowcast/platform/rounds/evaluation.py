@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from narrowcast.platform.contracts import Algorithm, Task
-from narrowcast.platform.models.model import Split
+from narrowcast.platform.models.model import Model, Split
 from narrowcast.platform.rounds.chunks import naming_round
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.ledger import ClientMeasures
@@ -70,26 +70,49 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
 
     Empty unless the plan asks for an evaluation of clients.
     """
-    run, plan, round_index = live.run, live.run.plan, live.round_index
-    splits, population = plan.evaluate_clients, live.population
+    run, splits = live.run, live.run.plan.evaluate_clients
     if not splits:
         return {}
-    all_clients = np.arange(run.task.data.n_clients)
-    algorithm = run.algorithm.plain
-    if algorithm.personalises:
-        broadcast = algorithm.broadcast(live.server, run.task, round_index + 1).arrays
-        size, names = min(plan.chunk_size, _CLIENTS_AT_ONCE), set(population.arrays)
-    else:
-        broadcast = run.algorithm.final(live.server)
-        size, names = _CLIENTS_AT_ONCE, set(run.task.model.client_parameters or ())
-    chunks = [
-        Chunk(round_index, index, clients, {name: population.arrays[name][clients] for name in sorted(names)})
-        for index, clients in enumerate(np.split(all_clients, range(size, len(all_clients), size)))
-    ]
+    broadcast, in_chunks = _in_chunks(live)
+    chunks = list(in_chunks)
     parts = measure(broadcast, chunks, splits) if measure else None
     if parts is None:
         parts = [measure_chunk(run, broadcast, chunk, splits) for chunk in chunks]
     return {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
+
+
+def model_of_client(live: LiveState, client: int) -> tuple[Model, Arrays, Arrays]:
+    """Return the model that a client uses after the last round, its parameters, and the private ones that it keeps.
+
+    They are those that `measure_clients` measures, to the bit: what a client adapts may depend on those of its chunk.
+    """
+    run = live.run
+    broadcast, chunks = _in_chunks(live)
+    chunk = next(chunk for chunk in chunks if client in chunk.clients)
+    place = int(np.searchsorted(chunk.clients, client))
+    with naming_round(chunk.round_index, chunk.clients):
+        part = next(part for part in run.algorithm.plain.own_models(broadcast, chunk, run.task) if place in part.places)
+    row = int(np.flatnonzero(part.places == place)[0])
+    parameters = {name: values[row if len(values) > 1 else 0] for name, values in part.parameters.items()}
+    private = run.task.model.client_parameters or ()
+    return part.model, parameters, {name: chunk.state[name][place] for name in private}
+
+
+def _in_chunks(live: LiveState) -> tuple[Arrays, Iterator[Chunk]]:
+    """Return what clients that are measured after the last round are sent, and all clients in chunks."""
+    run, round_index, population = live.run, live.round_index, live.population
+    all_clients = np.arange(run.task.data.n_clients)
+    algorithm = run.algorithm.plain
+    if algorithm.personalises:
+        broadcast = algorithm.broadcast(live.server, run.task, round_index + 1).arrays
+        size, names = min(run.plan.chunk_size, _CLIENTS_AT_ONCE), set(population.arrays)
+    else:
+        broadcast = run.algorithm.final(live.server)
+        size, names = _CLIENTS_AT_ONCE, set(run.task.model.client_parameters or ())
+    return broadcast, (
+        Chunk(round_index, index, clients, {name: population.arrays[name][clients] for name in sorted(names)})
+        for index, clients in enumerate(np.split(all_clients, range(size, len(all_clients), size)))
+    )
 
 
 def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, float]:

@@ -256,6 +256,22 @@ def primary_metric(names: Iterable[str]) -> str | None:
     return next((f"test.{name}" for name in metrics_of(names)), None)
 
 
+def clients_metric(names: Iterable[str]) -> str | None:
+    """Return the metric, named `split.metric`, that clients are judged by, given the names of all that was measured.
+
+    The first one with statistics over clients, of test if there is one; None without.
+    """
+    over_clients = [metric for metric, statistic in map(split_statistic, names) if statistic == MEAN]
+    return next((f"{split}.{name}" for split in SPLITS for name in metrics_of(over_clients, split)), None)
+
+
+def headline_metric(names: Iterable[str], *, personal: bool) -> str | None:
+    """Return the metric that a run is judged by: the `primary_metric`, or its mean over clients with own models."""
+    names = list(names)
+    of_clients = clients_metric(names) if personal else None
+    return primary_metric(names) if of_clients is None else f"{of_clients}.{MEAN}"
+
+
 def _by_metric(value: Any) -> Any:
     """`test: {accuracy: 0.8}`, as an override writes it, is `test.accuracy: [0.8]`."""
     if not isinstance(value, Mapping):
