@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         ValueStage,
     )
     from narrowcast.algorithms.codecs.wire import Reader, varint
-    from narrowcast.algorithms.federated.aggregator import Aggregator
+    from narrowcast.algorithms.federated.aggregator import AggregationContext, Aggregator, AggregatorTraits
     from narrowcast.algorithms.federated.fedavg import Averaging
     from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
     from narrowcast.algorithms.federated.personal import PartlyShared, Personal, PersonalState, adapted, check_adapted
@@ -94,7 +94,9 @@ __all__ = [
     "EACH",
     "NO_STATE",
     "SERVER_ONLY",
+    "AggregationContext",
     "Aggregator",
+    "AggregatorTraits",
     "Algorithm",
     "Allocation",
     "Arrays",
@@ -197,7 +199,7 @@ _HOMES = {
         "algorithms.codecs.chain",
     ),
     **dict.fromkeys(("Reader", "varint"), "algorithms.codecs.wire"),
-    "Aggregator": "algorithms.federated.aggregator",
+    **dict.fromkeys(("AggregationContext", "Aggregator", "AggregatorTraits"), "algorithms.federated.aggregator"),
     "Averaging": "algorithms.federated.fedavg",
     **dict.fromkeys(("CoLR", "SCoLR"), "algorithms.federated.low_rank"),
     **dict.fromkeys(

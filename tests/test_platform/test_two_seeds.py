@@ -22,6 +22,7 @@ PAPERS = Path(__file__).parents[2] / "papers" / "narrowcast_papers"
 PUBLIC = {
     # what a run is simulated with, and the data
     ("algorithms/client/sums.py", "f'privacy {name}'"),
+    ("algorithms/federated/aggregator.py", "'buckets'"),
     ("platform/rounds/sampling.py", "'cohort'"),
     ("platform/rounds/sampling.py", "purpose"),
     ("platform/rounds/fleet.py", "'fleet'"),

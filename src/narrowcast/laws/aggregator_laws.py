@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.federated.aggregator import Aggregator
+from narrowcast.algorithms.federated.aggregator import AggregationContext, Aggregator
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.types import Arrays, FloatArray
@@ -27,6 +27,13 @@ def _changes(clients: int) -> tuple[Arrays, FloatArray]:
     return changes, weights
 
 
+def _aggregate(aggregator: Aggregator, changes: Arrays, weights: FloatArray, last: float = 0.0) -> Arrays:
+    """Return the aggregate of round 3, after one that had `last` everywhere."""
+    before = {name: np.full_like(values[0], last) for name, values in changes.items()}
+    context = AggregationContext(5, 3, before if aggregator.traits.remembers else {})
+    return aggregator.aggregate(changes, weights, context)
+
+
 def _far_apart(before: Arrays, changed: Arrays) -> bool:
     return not all(np.allclose(before[name], changed[name], rtol=1e-4, atol=1e-5) for name in _SHAPES)
 
@@ -34,7 +41,7 @@ def _far_apart(before: Arrays, changed: Arrays) -> bool:
 def an_aggregate_has_the_shape_of_one_change(aggregator: Aggregator) -> None:
     """Aggregate one, two and seven changes."""
     for clients in _CLIENTS:
-        got = aggregator.aggregate(*_changes(clients))
+        got = _aggregate(aggregator, *_changes(clients))
         shapes = {name: (values.shape, str(values.dtype)) for name, values in got.items()}
         wanted = {name: (shape, "float32") for name, shape in _SHAPES.items()}
         require(shapes == wanted, f"the aggregate of {clients} changes {wanted} is {shapes}")
@@ -44,16 +51,18 @@ def an_aggregate_has_the_shape_of_one_change(aggregator: Aggregator) -> None:
 def an_aggregate_depends_on_its_arguments_alone(aggregator: Aggregator) -> None:
     """Aggregate twice, the second time through pickle."""
     again: Any = pickle.loads(pickle.dumps(aggregator))
-    first, second = (instance.aggregate(*_changes(7)) for instance in (aggregator, again))
+    first, second = (_aggregate(instance, *_changes(7)) for instance in (aggregator, again))
     require(digest(first) == digest(second), "the same changes have another aggregate")
 
 
 def equal_changes_have_themselves_as_aggregate(aggregator: Aggregator) -> None:
-    """Aggregate a change that one, two and seven clients send."""
+    """Aggregate a change that one, two and seven clients send; rules that clip or vote are exempt by their traits."""
+    if not aggregator.traits.keeps_equal:
+        return
     for clients in _CLIENTS:
         changes, weights = _changes(clients)
         equal = {name: np.repeat(values[:1], clients, axis=0) for name, values in changes.items()}
-        got = aggregator.aggregate(equal, weights)
+        got = _aggregate(aggregator, equal, weights)
         far = _far_apart(got, {name: values[0] for name, values in equal.items()})
         require(not far, f"{clients} equal changes have another aggregate")
 
@@ -62,13 +71,34 @@ def the_order_of_the_clients_does_not_matter(aggregator: Aggregator) -> None:
     """Aggregate seven changes in the opposite order."""
     changes, weights = _changes(7)
     opposite = {name: values[::-1] for name, values in changes.items()}
-    far = _far_apart(aggregator.aggregate(changes, weights), aggregator.aggregate(opposite, weights[::-1]))
+    far = _far_apart(_aggregate(aggregator, changes, weights), _aggregate(aggregator, opposite, weights[::-1]))
     require(not far, "clients in another order have another aggregate")
+
+
+def an_aggregate_moves_with_the_changes(aggregator: Aggregator) -> None:
+    """Add a vector to seven changes, and to the last aggregate; rules that clip around 0 are exempt by their traits."""
+    if not aggregator.traits.shifts:
+        return
+    changes, weights = _changes(7)
+    moved = {name: values + np.float32(0.75) for name, values in changes.items()}
+    wanted = {name: values + 0.75 for name, values in _aggregate(aggregator, changes, weights).items()}
+    far = _far_apart(_aggregate(aggregator, moved, weights, 0.75), wanted)
+    require(not far, "changes moved by 0.75 have an aggregate that is not")
+
+
+def an_aggregate_scales_with_the_changes(aggregator: Aggregator) -> None:
+    """Multiply seven changes by 4; rules with a size of their own are exempt by their traits."""
+    if not aggregator.traits.scales:
+        return
+    changes, weights = _changes(7)
+    larger = {name: 4 * values for name, values in changes.items()}
+    wanted = {name: 4 * values for name, values in _aggregate(aggregator, changes, weights).items()}
+    require(not _far_apart(_aggregate(aggregator, larger, weights), wanted), "changes times 4 have another aggregate")
 
 
 def digest_of(aggregator: Aggregator) -> str:
     """Return the sha256 of the aggregate of seven changes."""
-    return digest(aggregator.aggregate(*_changes(7)))
+    return digest(_aggregate(aggregator, *_changes(7)))
 
 
 LAWS = (
@@ -76,4 +106,6 @@ LAWS = (
     an_aggregate_depends_on_its_arguments_alone,
     equal_changes_have_themselves_as_aggregate,
     the_order_of_the_clients_does_not_matter,
+    an_aggregate_moves_with_the_changes,
+    an_aggregate_scales_with_the_changes,
 )

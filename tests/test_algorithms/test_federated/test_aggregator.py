@@ -15,10 +15,17 @@ from scipy.stats import trim_mean
 
 import narrowcast as nc
 from narrowcast.algorithms.federated.aggregator import (
+    AggregationContext,
     Aggregator,
+    Bucketing,
+    Bulyan,
+    CentredClip,
     CoordinateMedian,
     GeometricMedian,
     Krum,
+    NearestNeighbourMixing,
+    NormClip,
+    SignMajority,
     TrimmedMean,
 )
 from narrowcast.algorithms.federated.fedavg import FedAvg
@@ -36,13 +43,20 @@ AGGREGATORS: dict[str, Aggregator] = {
     "trimmed_mean": TrimmedMean(share=0.3),
     "geometric_median": GeometricMedian(),
     "krum": Krum(byzantine=2, selected=2),
+    "bulyan": Bulyan(byzantine=3),
+    "norm_clip": NormClip(),
+    "centred_clip": CentredClip(),
+    "sign_majority": SignMajority(),
+    "nnm": NearestNeighbourMixing(byzantine=3, rule=TrimmedMean(share=0.3)),
+    "bucketing": Bucketing(rule=CoordinateMedian()),
 }
-HONEST, WILD, SIZE = 9, 3, 20
+HONEST, WILD, SIZE = 12, 3, 20
 CASES = {
     name: case
     for name, case in algorithm_laws.cases(
         {
-            **{name: FedAvg(aggregator=each) for name, each in AGGREGATORS.items()},
+            **{name: FedAvg(aggregator=each) for name, each in AGGREGATORS.items() if name != "bulyan"},
+            "bulyan": FedAvg(aggregator=Bulyan(byzantine=0)),
             "fedprox": FedProx(aggregator=TrimmedMean(), mu=0.1),
             "momentum": FedAvg(aggregator=CoordinateMedian(), server_optimizer=Momentum()),
         }
@@ -70,7 +84,8 @@ def rows(changes: Arrays) -> NDArray[Any]:
 def aggregate(aggregator: Aggregator, changes: Arrays, weights: Any = None) -> NDArray[Any]:
     """Return the aggregate as one vector, [SIZE]."""
     weights = np.ones(len(changes["bias"])) if weights is None else weights
-    return rows({name: values[None] for name, values in aggregator.aggregate(changes, weights).items()})[0]
+    context = AggregationContext(0, 1, {name: np.zeros_like(values[0]) for name, values in changes.items()})
+    return rows({name: values[None] for name, values in aggregator.aggregate(changes, weights, context).items()})[0]
 
 
 @pytest.mark.parametrize("clients", [1, 2, 7, 10])
@@ -86,7 +101,7 @@ def test_the_share_left_out_is_that_of_exact_fractions(share: str, clients: int)
     out = int(Fraction(share) * clients)
     values = np.random.default_rng(0).normal(size=(clients, 5))
     wanted = np.sort(values, axis=0)[out : clients - out].mean(axis=0)
-    got = TrimmedMean(share=float(share)).aggregate({"w": values}, np.ones(clients))["w"]
+    got = TrimmedMean(share=float(share)).aggregate({"w": values}, np.ones(clients), AggregationContext(0, 1))["w"]
     assert got == pytest.approx(wanted, abs=1e-14)
 
 
@@ -107,6 +122,8 @@ def test_the_geometric_median_has_the_least_sum_of_weighted_distances() -> None:
     least = minimize(distance, vectors.mean(axis=0), tol=1e-12)
     got = aggregate(GeometricMedian(iterations=200), changes, weights)
     assert got == pytest.approx(least.x, abs=1e-5)
+    ended = GeometricMedian(iterations=10_000, tolerance=1e-12)
+    assert aggregate(ended, changes, weights) == pytest.approx(least.x, abs=1e-6)
     few = [distance(aggregate(GeometricMedian(iterations=count), changes, weights)) for count in (1, 4, 16)]
     assert few[0] > few[1] > few[2] >= least.fun - 1e-9
 
@@ -128,10 +145,109 @@ def test_krum_is_its_definition(byzantine: int, selected: int) -> None:
     assert aggregate(Krum(byzantine=byzantine, selected=selected), changes) == pytest.approx(wanted, abs=1e-12)
 
 
+def score(own: int, vectors: NDArray[Any], neighbours: int, power: int = 2) -> float:
+    """The least sum of distances to so many others, over all choices of them."""
+    others = [float(np.linalg.norm(vectors[own] - other) ** power) for other in np.delete(vectors, own, axis=0)]
+    return min(map(sum, combinations(others, neighbours)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "neighbours", "power"), [((2, True), 6, 2), ((1, True), 7, 2), ((3, True), 5, 2), ((0, False), 8, 1)]
+)
+def test_krums_of_released_codes_count_other_neighbours(
+    settings: tuple[int, bool], neighbours: int, power: int
+) -> None:
+    chosen = set()
+    for seed in range(20):
+        changes = random_changes(10, seed)
+        vectors = rows(changes)
+        wanted = np.argmin([score(own, vectors, neighbours, power) for own in range(10)])
+        got = aggregate(Krum(byzantine=2, left_out=settings[0], squared=settings[1]), changes)
+        assert got == pytest.approx(vectors[wanted], abs=1e-12)
+        chosen.add(int(wanted))
+    assert len(chosen) > 1
+
+
+@pytest.mark.parametrize(("clients", "byzantine"), [(3, 0), (7, 0), (7, 1), (11, 2)])
+def test_bulyan_is_its_definition(clients: int, byzantine: int) -> None:
+    changes = random_changes(clients, seed=clients)
+    left, selected = list(rows(changes)), []
+    while len(selected) < clients - 2 * byzantine:
+        neighbours = min(max(len(left) - byzantine - 2, 1), len(left) - 1)
+        best = int(np.argmin([score(own, np.array(left), neighbours) for own in range(len(left))]))
+        selected.append(left.pop(best))
+    wanted = []
+    for values in np.array(selected).T:
+        middle = np.median(values)
+        wanted.append(np.mean(sorted(values, key=lambda value: abs(value - middle))[: clients - 4 * byzantine]))
+    assert aggregate(Bulyan(byzantine=byzantine), changes) == pytest.approx(np.array(wanted), abs=1e-12)
+
+
+@pytest.mark.parametrize("radius", [3.0, "median"])
+def test_clipped_changes_keep_their_direction_and_lose_their_length(radius: Any) -> None:
+    changes, weights = random_changes(6), np.arange(1.0, 7)
+    vectors = rows(changes)
+    most = radius if radius != "median" else sorted(map(np.linalg.norm, vectors))[2:4]
+    most = np.mean(most)
+    clipped = [
+        vector if np.linalg.norm(vector) <= most else vector * most / np.linalg.norm(vector) for vector in vectors
+    ]
+    wanted = np.average(clipped, axis=0, weights=weights)
+    assert aggregate(NormClip(radius=radius), changes, weights) == pytest.approx(wanted, abs=1e-14)
+
+
+def test_the_centred_clip_goes_on_from_the_last_round() -> None:
+    algorithm, task = FedAvg(aggregator=CentredClip(radius=2.0, iterations=2)), network_task()
+    state, v = {"x": np.zeros(20)}, np.zeros(20)
+    state |= {"optimizer/aggregate/x": np.zeros(20)}
+    for round_index in (1, 2):
+        vectors = rows(random_changes(7, round_index))
+        for _ in range(2):
+            steps = [vector - v for vector in vectors]
+            v = v + np.mean([step * min(1.0, 2.0 / np.linalg.norm(step)) for step in steps], axis=0)
+        total = algorithm.fold([{"each/sum/x": vectors, "each/weight": np.ones(7)}])
+        before, state = state["x"], dict(algorithm.step(state, {}, total, task, round_index))
+        assert state["x"] - before == pytest.approx(v, abs=1e-13)
+    nobody = algorithm.fold([{"each/sum/x": np.empty((0, 20)), "each/weight": np.empty(0)}])
+    assert algorithm.step(state, {}, nobody, task, 3)["optimizer/aggregate/x"] == pytest.approx(v, abs=1e-13)
+
+
+def test_signs_are_counted() -> None:
+    changes = {"w": np.array([[1.0, -2.0, 0.0], [5.0, 3.0, 0.0], [-0.1, -9.0, 4.0], [2.0, 1.0, -1.0]])}
+    got = SignMajority(size=0.5).aggregate(changes, np.arange(1.0, 5), AggregationContext(0, 1))["w"]
+    assert got.tolist() == [0.5, 0.0, 0.0]
+
+
+def test_each_change_is_mixed_with_its_nearest_ones() -> None:
+    changes = random_changes(8)
+    vectors = rows(changes)
+    mixed = []
+    for vector in vectors:
+        near = sorted(vectors, key=lambda other: float(np.linalg.norm(other - vector)))[:6]
+        mixed.append(np.mean(near, axis=0))
+    rule = NearestNeighbourMixing(byzantine=2, rule=CoordinateMedian())
+    assert aggregate(rule, changes) == pytest.approx(np.median(mixed, axis=0), abs=1e-12)
+    all_of_them = NearestNeighbourMixing(byzantine=0, rule=Krum(byzantine=0))
+    assert aggregate(all_of_them, changes) == pytest.approx(vectors.mean(axis=0), abs=1e-12)
+
+
+def test_buckets_hold_every_change_once_and_are_drawn_anew_in_each_round() -> None:
+    vectors = np.eye(7)
+    drawn = [Bucketing(size=2).averaging(vectors, AggregationContext(3, round_index)) for round_index in (1, 2)]
+    for buckets in drawn:
+        assert (buckets.sum(axis=0) == 1).all()
+        assert sorted(buckets.sum(axis=1)) == [1, 2, 2, 2]
+    assert not np.array_equal(*drawn)
+    changes = random_changes(8)
+    mean = Bucketing(size=4, rule=TrimmedMean(share=0))
+    assert aggregate(mean, changes) == pytest.approx(rows(changes).mean(axis=0), abs=1e-14)
+    assert aggregate(Bucketing(size=1), changes) == pytest.approx(np.median(rows(changes), axis=0), abs=1e-14)
+
+
 def test_multi_krum_of_all_clients_and_an_untrimmed_mean_are_the_mean() -> None:
     changes = random_changes(8)
     mean = rows(changes).mean(axis=0)
-    for aggregator in (Krum(selected=8), TrimmedMean(share=0)):
+    for aggregator in (Krum(selected=8), TrimmedMean(share=0), NormClip(radius=1e9), Bulyan(byzantine=0)):
         assert aggregate(aggregator, changes) == pytest.approx(mean, abs=1e-14)
 
 
@@ -159,6 +275,9 @@ def test_fedavg_with_an_aggregator_keeps_the_laws(name: str, law: Callable[[Algo
         ("{kind: krum, byzantine: 100}", 20, ("byzantine = 100 needs at least 203 clients", "are 20;", "at most 8")),
         ("{kind: krum, byzantine: 9}", 20, ("byzantine = 9 needs at least 21 clients", "are 20;", "at most 8")),
         ("{kind: krum, byzantine: 8, selected: 13}", 20, ("selected = 13", "at most 12")),
+        ("{kind: bulyan, byzantine: 5}", 20, ("byzantine = 5 needs at least 23 clients", "are 20;", "at most 4")),
+        ("{kind: nnm, byzantine: 10}", 20, ("byzantine = 10 needs at least 21 clients", "are 20;", "at most 9")),
+        ("{kind: bucketing, rule: {kind: krum, byzantine: 4}}", 20, ("byzantine = 4 needs at least 11", "are 10;")),
         ("trimmed_mean", 9, ("share = 0.1 leaves out none of 9 clients", "at least 0.111", "at least 10")),
     ],
 )

@@ -28,18 +28,21 @@ from narrowcast.algorithms.client.sums import (
 from narrowcast.algorithms.client.uploads import init_codec_state
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
-from narrowcast.algorithms.federated.aggregator import Aggregator
+from narrowcast.algorithms.federated.aggregator import AggregationContext, Aggregator
 from narrowcast.algorithms.federated.downloads import DOWNLOAD, Download, SizesDownloads
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer, initial_slots, optimizer_step
 from narrowcast.platform.config.catalog import AGGREGATORS, SERVER_OPTIMIZERS
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task, Traits
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
+from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, PrefixedArrays
 
 ServerLearningRate = Annotated[
     float,
     Field(gt=0, description="factor of the mean update in the server's step; below 1 damps what few clients send"),
 ]
+
+
+_LAST_AGGREGATE = PrefixedArrays(SERVER_ONLY.name("aggregate/"))
 
 
 def model_of(arrays: Arrays) -> Arrays:
@@ -79,7 +82,8 @@ class Averaging(SizesDownloads, ClientPass):
         """Return x, the server optimizer's slots, and what downloads on a grid need."""
         model = self.parameters(task)
         slots = {} if self.server_optimizer is None else initial_slots(self.server_optimizer, model)
-        return {**model, **slots, **self.begun_download(model)}
+        last = {name: np.zeros_like(values) for name, values in model.items()}
+        return {**model, **slots, **self._remembered(last), **self.begun_download(model)}
 
     def parameters(self, task: Task) -> Arrays:
         """Return what x holds before round 1: the model's parameters."""
@@ -121,30 +125,35 @@ class Averaging(SizesDownloads, ClientPass):
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step along the mean change; the state as it is if there is none."""
-        del task
-        changes = self.mean_change(total, round_index)
+        changes = self.mean_change(server, total, task, round_index)
         if changes is None:
             return {**server, **self.kept_download(model_of(server), server, broadcast)}
         return self.moved(server, broadcast, changes)
 
-    def mean_change(self, total: Arrays, round_index: int) -> Arrays | None:
+    def mean_change(self, server: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays | None:
         """Return the weighted mean, or the aggregate, of the clients' changes.
 
         It is None if no client delivered, or too few for the aggregator.
         """
         if self.aggregator is not None:
             each = EACH.of(total)
-            return self.aggregator.of_round(TENSORS.of(each), each[WEIGHT], round_index)
+            context = AggregationContext(task.seed, round_index, _LAST_AGGREGATE.of(server))
+            return self.aggregator.of_round(TENSORS.of(each), each[WEIGHT], context)
         sums = TensorSum.of(total)
         return sums.means() if sums.weight else None
 
     def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
         """Return the server state after a step along `changes`, at the server's learning rate."""
         rate, model = self.server_learning_rate, model_of(server)
-        sent = self.kept_download(model, server, broadcast)
+        kept = {**self._remembered(changes), **self.kept_download(model, server, broadcast)}
         if self.server_optimizer is not None:
-            return {**optimizer_step(self.server_optimizer, rate, model, changes, server), **sent}
-        return {**{name: values + rate * changes[name] for name, values in model.items()}, **sent}
+            return {**optimizer_step(self.server_optimizer, rate, model, changes, server), **kept}
+        return {**{name: values + rate * changes[name] for name, values in model.items()}, **kept}
+
+    def _remembered(self, aggregate: Arrays) -> Arrays:
+        """Return the aggregate as a part of the server's state; nothing unless the aggregator is given it again."""
+        remembers = self.aggregator is not None and self.aggregator.traits.remembers
+        return _LAST_AGGREGATE.add(aggregate) if remembers else {}
 
     def final(self, server: Arrays) -> Arrays:
         """Return x."""

@@ -57,9 +57,9 @@ class FedNova(Proximal):
                 f"training.learning_rate_schedule.kind = {schedule.kind} changes it within a round; {BY_ROUND_ADVICE}"
             )
 
-    def mean_change(self, total: Arrays, round_index: int) -> Arrays | None:
+    def mean_change(self, server: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays | None:
         """Return the mean normalised change times the mean number of steps; None if no client delivered."""
-        if (means := super().mean_change(total, round_index)) is None:
+        if (means := super().mean_change(server, total, task, round_index)) is None:
             return None
         steps = float(total[_STEPS]) / float(total[WEIGHT])
         return {name: steps * mean for name, mean in means.items()}

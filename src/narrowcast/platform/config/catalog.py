@@ -313,6 +313,12 @@ AGGREGATORS = Registry(
         "trimmed_mean": "algorithms.federated.aggregator:TrimmedMean",
         "geometric_median": "algorithms.federated.aggregator:GeometricMedian",
         "krum": "algorithms.federated.aggregator:Krum",
+        "bulyan": "algorithms.federated.aggregator:Bulyan",
+        "norm_clip": "algorithms.federated.aggregator:NormClip",
+        "centred_clip": "algorithms.federated.aggregator:CentredClip",
+        "sign_majority": "algorithms.federated.aggregator:SignMajority",
+        "nnm": "algorithms.federated.aggregator:NearestNeighbourMixing",
+        "bucketing": "algorithms.federated.aggregator:Bucketing",
     },
 )
 CODECS = Registry(
