@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from narrowcast.algorithms.federated.aggregator import AggregationContext, Aggregator
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import digest
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, FloatArray
 
-_CLIENTS = (1, 2, 7)
+_CLIENTS = (1, 2, 7, 10)
 _SHAPES = {"weight": (3, 5), "bias": (3,)}
 
 
@@ -27,6 +29,17 @@ def _changes(clients: int) -> tuple[Arrays, FloatArray]:
     return changes, weights
 
 
+def _cohorts(aggregator: Aggregator) -> list[int]:
+    """Return the numbers of clients to try that the rule does not refuse."""
+    allowed = []
+    for clients in _CLIENTS:
+        with suppress(UserError):
+            aggregator.check(clients)
+            allowed.append(clients)
+    require(allowed, f"it refuses {', '.join(map(str, _CLIENTS))} clients; try it with fields that take one of them")
+    return allowed
+
+
 def _aggregate(aggregator: Aggregator, changes: Arrays, weights: FloatArray, last: float = 0.0) -> Arrays:
     """Return the aggregate of round 3, after one that had `last` everywhere."""
     before = {name: np.full_like(values[0], last) for name, values in changes.items()}
@@ -39,8 +52,8 @@ def _far_apart(before: Arrays, changed: Arrays) -> bool:
 
 
 def an_aggregate_has_the_shape_of_one_change(aggregator: Aggregator) -> None:
-    """Aggregate one, two and seven changes."""
-    for clients in _CLIENTS:
+    """Aggregate one, two, seven and ten changes, if the rule takes so many."""
+    for clients in _cohorts(aggregator):
         got = _aggregate(aggregator, *_changes(clients))
         shapes = {name: (values.shape, str(values.dtype)) for name, values in got.items()}
         wanted = {name: (shape, "float32") for name, shape in _SHAPES.items()}
@@ -56,10 +69,10 @@ def an_aggregate_depends_on_its_arguments_alone(aggregator: Aggregator) -> None:
 
 
 def equal_changes_have_themselves_as_aggregate(aggregator: Aggregator) -> None:
-    """Aggregate a change that one, two and seven clients send; rules that clip or vote are exempt by their traits."""
+    """Aggregate a change that one, two, seven and ten clients send; rules that clip or vote are exempt by their traits."""
     if not aggregator.traits.keeps_equal:
         return
-    for clients in _CLIENTS:
+    for clients in _cohorts(aggregator):
         changes, weights = _changes(clients)
         equal = {name: np.repeat(values[:1], clients, axis=0) for name, values in changes.items()}
         got = _aggregate(aggregator, equal, weights)

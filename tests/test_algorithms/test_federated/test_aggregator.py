@@ -171,10 +171,14 @@ def test_krums_of_released_codes_count_other_neighbours(
 @pytest.mark.parametrize(("clients", "byzantine"), [(3, 0), (7, 0), (7, 1), (11, 2)])
 def test_bulyan_is_its_definition(clients: int, byzantine: int) -> None:
     changes = random_changes(clients, seed=clients)
-    left, selected = list(rows(changes)), []
+    everyone, left, selected = rows(changes), list(rows(changes)), []
     while len(selected) < clients - 2 * byzantine:
         neighbours = min(max(len(left) - byzantine - 2, 1), len(left) - 1)
-        best = int(np.argmin([score(own, np.array(left), neighbours) for own in range(len(left))]))
+        scores = [
+            (round(score(own, np.array(left), neighbours), 9), float(((everyone - left[own]) ** 2).sum()))
+            for own in range(len(left))
+        ]
+        best = scores.index(min(scores))
         selected.append(left.pop(best))
     wanted = []
     for values in np.array(selected).T:

@@ -217,7 +217,8 @@ class Bulyan(Aggregator):
     Reference: El Mhamdi, Guerraoui and Rouault, The Hidden Vulnerability of Distributed Learning in Byzantium, ICML
     2018 (arXiv:1802.07927), section 4; it needs 4 byzantine + 3 changes.
 
-    Differs from the paper: 1. a score has one neighbour at least, where fewer than byzantine + 3 changes are left.
+    Differs from the paper: 1. a score has one neighbour at least, where fewer than byzantine + 3 changes are left. 2.
+    of equal scores, as two nearest neighbours of one another then have, that of the change nearer to all others wins.
     """
 
     kind: Literal["bulyan"] = "bulyan"
@@ -231,12 +232,14 @@ class Bulyan(Aggregator):
         """Return the means around the medians."""
         del weights, context
         distances = _squared_distances(_vectors(changes))
+        to_all = distances.sum(axis=1)
         np.fill_diagonal(distances, np.inf)
         left, selected = np.arange(len(distances)), []
         for _ in range(len(distances) - 2 * self.byzantine):
             scores = _krum_scores(distances[np.ix_(left, left)], self.byzantine + 2)
-            selected.append(left[scores.argmin()])
-            left = np.delete(left, scores.argmin())
+            best = np.lexsort((to_all[left], scores))[0]
+            selected.append(left[best])
+            left = np.delete(left, best)
         return {
             name: _mean_around_median(values[np.sort(selected)], 2 * self.byzantine) for name, values in changes.items()
         }
@@ -401,7 +404,8 @@ def _check_minority(byzantine: int, clients: int, share: int, more: int) -> None
 def _squared_distances(vectors: FloatArray) -> FloatArray:
     """Return the squared distance of each pair, [C, C]."""
     squares = (vectors**2).sum(axis=1)
-    return np.maximum(squares[:, np.newaxis] + squares - 2 * vectors @ vectors.T, 0)
+    distances = np.maximum(squares[:, np.newaxis] + squares - 2 * vectors @ vectors.T, 0)
+    return np.asarray(np.minimum(distances, distances.T))  # a product need not be symmetric to the last bit
 
 
 def _krum_scores(distances: FloatArray, left_out: int) -> FloatArray:
