@@ -69,7 +69,7 @@ def an_aggregate_depends_on_its_arguments_alone(aggregator: Aggregator) -> None:
 
 
 def equal_changes_have_themselves_as_aggregate(aggregator: Aggregator) -> None:
-    """Aggregate a change that one, two, seven and ten clients send; rules that clip or vote are exempt by their traits."""
+    """Aggregate a change that one, two, seven and ten clients send; rules that clip or vote are exempt."""
     if not aggregator.traits.keeps_equal:
         return
     for clients in _cohorts(aggregator):
