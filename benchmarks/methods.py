@@ -1,4 +1,4 @@
-"""Milliseconds per round of every optimisation and fairness method on digits, beside FedAvg's.
+"""Milliseconds per round of optimisation, fairness and personal methods and aggregators on digits, beside FedAvg's.
 
 Each repeat runs the methods in turn, in this process with one thread. The first rounds of a run are not counted; the
 median over repeats of a run's median round and its range are printed as a Markdown table.
@@ -34,6 +34,19 @@ METHODS: Mapping[str, str] = {
     "median": "{kind: fedavg, aggregator: median}",
     "geometric median": "{kind: fedavg, aggregator: geometric_median}",
     "Krum": "{kind: fedavg, aggregator: krum}",
+    "Bulyan": "{kind: fedavg, aggregator: {kind: bulyan, byzantine: 2}}",
+    "norm clip": "{kind: fedavg, aggregator: norm_clip}",
+    "centred clip": "{kind: fedavg, aggregator: centred_clip}",
+    "NNM, median": "{kind: fedavg, aggregator: {kind: nnm, byzantine: 2}}",
+    "alone": "local",
+    "Ditto": "ditto",
+    "APFL": "apfl",
+    "APFL, adaptive": "{kind: apfl, alpha_rate: 0.1}",
+    "FedPer": "partial",
+    "Per-FedAvg, first order": "per_fedavg",
+    "Per-FedAvg, exact": "{kind: per_fedavg, hessian: exact}",
+    "Per-FedAvg, difference": "{kind: per_fedavg, hessian: difference}",
+    "pFedMe, 5 inner steps": "pfedme",
 }
 
 
@@ -57,6 +70,7 @@ def main() -> None:
 def milliseconds(algorithm: str, rounds: int) -> float:
     """Return the median round of a run after the warm-up."""
     overrides = [f"rounds={WARM_UP_ROUNDS + rounds}", "evaluate_every=1000000", "checkpoint_seconds=1000000"]
+    overrides.append("evaluate_clients=test")  # once, at the end: for methods without a global model
     experiment = load_experiment("fedavg-digits", [*overrides, f"algorithm={algorithm}"])
     run = Run(experiment, experiment.algorithm, experiment.task(experiment.data_source.load()))
     outcomes = list(LocalBackend().run(run, start(run)))
