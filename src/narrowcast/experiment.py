@@ -190,9 +190,11 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         """Return those of the nested values that are part of the identity, by dotted path.
 
         With a seed of the clients' own, runs are others than those of version 0.2, whose streams were not hashed.
+        Without new clients, they are those of versions that had none.
         """
         own = values.get("client_seed") not in (None, values.get("seed"))
-        return super().identity_of(values) | ({"client_streams": "hashed"} if own else {})
+        kept = {name: value for name, value in values.items() if value or name != "new_clients"}
+        return super().identity_of(kept) | ({"client_streams": "hashed"} if own else {})
 
 
 def load_experiment(source: str | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()) -> Experiment:

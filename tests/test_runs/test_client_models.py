@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mlflow import MlflowClient
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -19,6 +20,7 @@ from command_line import assert_refused, narrowcast
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.runs.client_model import client_module
+from narrowcast.runs.verification import verify
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -58,9 +60,12 @@ def measured(module: nn.Module, result: nc.Result, client: int) -> tuple[float, 
         return float((scores.argmax(1) == labels).double().mean()), float(cross_entropy(scores, labels))
 
 
-def assert_as_recorded(module: nn.Module, result: nc.Result, client: int) -> None:
+def assert_as_recorded(module: nn.Module, result: nc.Result, client: int, prefix: str = "") -> None:
     last = result.client_metrics.query(f"round == {result.rounds['round'].max()} and client == {client}")
-    ours, theirs = measured(module, result, client), tuple(last[["test.accuracy", "test.loss"]].to_numpy()[0])
+    ours, theirs = (
+        measured(module, result, client),
+        tuple(last[[f"{prefix}test.accuracy", f"{prefix}test.loss"]].to_numpy()[0]),
+    )
     assert ours == pytest.approx(theirs, rel=1e-6)
 
 
@@ -77,6 +82,33 @@ def test_the_model_of_a_client_has_the_metrics_that_were_recorded(kind: str, tmp
     blank = result.config.model.module(result.config.data_source.load())
     blank.load_state_dict(load_file(path))
     assert_as_recorded(blank, result, 4)
+
+
+def test_new_clients_are_in_all_that_a_run_leaves(tmp_path: Path) -> None:
+    result = run(tmp_path, {"kind": "ditto", "pull": 0.5}, name="joined", new_clients=3)
+    last = result.client_metrics.query("round == 3")
+    new = last["client"][last["new.test.accuracy"].notna()].tolist()
+    assert len(new) == 3
+    assert not set(new) & set(result.clients["client"])
+    assert last["test.accuracy"].isna().tolist() == [client in new for client in last["client"]]
+    assert_as_recorded(result.model(client=new[1]), result, new[1], "new.")
+    assert [check for check in verify(result.folder) if check.problem] == []
+    sent = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").get_run(str(result.mlflow_run_id)).data.metrics
+    names = ["new.test.accuracy.mean", "new.test.accuracy.worst_10_percent", "test.accuracy.better_than_global"]
+    assert [sent[name] for name in names] == [result.final[name] for name in names]
+    labels = dict(result.summary())
+    assert labels["test accuracy of new clients"].startswith(f"mean {100 * result.final[names[0]]:.2f} %")
+    share = f"better than the global model for {100 * result.final[names[2]]:.2f} %"
+    assert labels["test accuracy of clients' own models"].endswith(share)
+    assert "test accuracy of clients with the global model" in labels
+    table = nc.compare(result).text_tables()["Metrics over clients"]
+    assert [row[1] for row in table.rows] == ["test accuracy", "new test accuracy", "global test accuracy"]
+    figure = nc.compare(result).clients_figure()
+    assert figure is not None
+    of_clients, of_new = (line.get_ydata() for line in figure.axes[0].lines)
+    for line, name in ((of_clients, "test.accuracy"), (of_new, "new.test.accuracy")):
+        assert line[[0, 50, 100]] == pytest.approx(np.percentile(100 * last[name].dropna(), [0, 50, 100]))
+    assert "new clients" in result.figures()["client_metrics"].legends[0].get_texts()[0].get_text()
 
 
 def test_own_layers_beside_the_global_model_are_a_clients_model(tmp_path: Path) -> None:

@@ -506,6 +506,15 @@ class Algorithm(ABC):
         cls = type(self)
         return (cls.personal, cls.own_models) != (Algorithm.personal, Algorithm.own_models)
 
+    def joined(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
+        """Return what clients keep that join now, before they train for the first time, [C, ...] each.
+
+        By default that is `chunk.state`, which they had before round 1. It is asked of new clients, which an evaluation
+        lets train as in a round, without sending anything.
+        """
+        del broadcast, task
+        return chunk.state
+
     def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
         """Return the parameters that each client of a chunk would use, [C, ...], or [1, ...] if they are the same.
 

@@ -14,6 +14,8 @@ from narrowcast.platform.tracking import figures as plots
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.figures import percentiles, shown_metric
 from narrowcast.platform.tracking.metrics import (
+    GLOBAL,
+    NEW,
     ROUND,
     TIME,
     TOTAL,
@@ -39,7 +41,8 @@ _LEGEND_CHARACTERS = 130  # that fit in one row of the legend of three panels
 def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, metric: str | None) -> Figure:
     """Return a figure with a panel for each axis and a line for each group.
 
-    The metric is each run's primary one by default. A band is one standard deviation over the seeds to both sides.
+    The metric is that which each run is judged by, unless it is given. A band is one standard deviation over the seeds
+    to both sides. A run without bits is a dotted line at its last value where bits are the axis.
     """
     if metric is not None:
         _check_metric(groups, metric)
@@ -56,11 +59,14 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
         spent = [x[-1] for x, _, _ in curves if len(x)]
         if not spent:
             raise UserError(f"none of the runs measured {shown}; give at least one that was evaluated")
-        logarithmic = cost in (UPLINK, TOTAL)
+        logarithmic = cost in (UPLINK, TOTAL) and max(spent) > 0
         unit = units.axis_unit(cost.units, float(np.median(spent) if logarithmic else max(spent)))
         scale = 100 if percent else 1
         for index, (group, (x, y, spread)) in enumerate(zip(groups, curves, strict=True)):
             colour, dashes = plots.COLOURS[index % len(plots.COLOURS)], _DASHES[index // len(plots.COLOURS) % 3]
+            if logarithmic and len(x) and not x[-1]:  # training alone sends nothing
+                panel.axhline(scale * y[-1], color=colour, linestyle=":", linewidth=1.5, label=group.label)
+                continue
             line = panel.plot(x / unit.size, scale * y, dashes, linewidth=1.5, label=group.label)[0]
             line.set(color=colour, marker=plots.marker(x), markersize=3)
             if len(group.runs) > 1:
@@ -80,7 +86,8 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
 def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | None:
     """Return the distribution of a metric over clients after the last evaluation, a line for each group.
 
-    A line gives the metric by percentile of the clients, the mean over the seeds. None if no run evaluated its clients.
+    A line gives the metric by percentile of the clients, the mean over the seeds; that of new clients is dotted. None
+    if no run evaluated its clients.
     """
     tables = [run.client_metrics_table for group in groups for run in group.runs if run.evaluates_clients]
     known = list(dict.fromkeys(name for table in tables for name in table.column_names if "." in name))
@@ -99,12 +106,15 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
     percent = all(is_fraction(metric, group.shares) for group in groups)
     labels, scale = [], 100 if percent else 1
     for index, group in enumerate(groups):
-        curves = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]
-        lines = [curve for curve in curves if curve is not None]
-        if lines:
-            colour, dashes = plots.COLOURS[index % len(plots.COLOURS)], _DASHES[index // len(plots.COLOURS) % 3]
-            panel.plot(at, scale * np.mean(lines, axis=0), dashes, color=colour, linewidth=1.5)
-            labels.append(group.label)
+        colour, dashes = plots.COLOURS[index % len(plots.COLOURS)], _DASHES[index // len(plots.COLOURS) % 3]
+        for name, style, label in (
+            (metric, dashes, group.label),
+            (f"{NEW}{metric}", ":", f"{group.label}, new clients"),
+        ):
+            curves = [percentiles(run.client_metrics_table, name, at) for run in group.runs if run.evaluates_clients]
+            if lines := [curve for curve in curves if curve is not None]:
+                panel.plot(at, scale * np.mean(lines, axis=0), style, color=colour, linewidth=1.5)
+                labels.append(label)
     if not labels:
         return None
     panel.set(
@@ -117,7 +127,7 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
 
 def _check_metric(groups: Sequence[SeedGroup], metric: str) -> None:
     columns = dict.fromkeys(name for group in groups for run in group.runs for name in run.history.column_names)
-    known = [name for name in columns if name.startswith(("validation.", "test.", "train."))]
+    known = [name for name in columns if name.startswith(("validation.", "test.", "train.", NEW, GLOBAL))]
     if metric not in known:
         raise UserError(f'no run has the metric "{metric}"; measured: {", ".join(known)}{suggest(metric, known)}')
 

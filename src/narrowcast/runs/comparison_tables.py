@@ -17,9 +17,9 @@ from narrowcast.platform.config.files import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import metrics, units
 from narrowcast.platform.tracking.metrics import (
+    BETTER,
     CLIENTS,
     MEAN,
-    SPLITS,
     STATISTICS,
     FractionMetrics,
     RunTargetCost,
@@ -29,6 +29,7 @@ from narrowcast.platform.tracking.metrics import (
     is_fraction,
     metric_label,
     metrics_of,
+    metrics_over_clients,
     split_statistic,
 )
 from narrowcast.platform.types import FloatArray
@@ -172,15 +173,16 @@ def different_data(runs: Sequence[Result]) -> str:
 
 def over_clients_table(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> TextTable | None:
     """Return a row per group and metric with its statistics over clients; None if no run evaluated its clients."""
-    names = dict.fromkeys(split_statistic(name)[0] for run in runs for name in run.final if split_statistic(name)[1])
-    metrics = [f"{split}.{name}" for split in SPLITS for name in metrics_of(names, split) if name != "loss"]
+    metrics = metrics_over_clients(name for run in runs for name in run.final)
+    better = any(f"{metric}.{BETTER}" in run.final for run in runs for metric in metrics)
+    statistics = (*STATISTICS, BETTER) if better else STATISTICS
     rows = [
         [
             group.label,
             metric_label(metric),
             *(
                 with_spread(name, *group.statistics(_final(name)), group.shares)
-                for name in (f"{metric}.{name}" for name in STATISTICS)
+                for name in (f"{metric}.{name}" for name in statistics)
             ),
         ]
         for metric in metrics
@@ -188,6 +190,7 @@ def over_clients_table(runs: Sequence[Result], groups: Sequence[SeedGroup]) -> T
         if f"{metric}.{CLIENTS}" in group.runs[0].final
     ]
     heads = ["run", "metric", "mean", "worst 10 %", "best 10 %", "variance", "Gini", "clients"]
+    heads += ["better than\nthe global model"] * better
     caption = "Variances of metrics in percent are in percent squared."
     return TextTable(heads, rows, words=2, caption=caption) if rows else None
 

@@ -21,11 +21,14 @@ from narrowcast.platform.storage.journal import CLIENT_METRICS, ROUNDS
 from narrowcast.platform.tracking import metrics, units
 from narrowcast.platform.tracking.metrics import (
     CLIENTS,
+    GLOBAL,
+    NEW,
     RunTargetCost,
     SolveTargetCost,
     format_metric,
     metric_label,
     metrics_of,
+    metrics_over_clients,
     over_clients_text,
 )
 from narrowcast.platform.types import ITERATION, Arrays
@@ -311,6 +314,11 @@ class Result(FinishedRun[ResultFile]):
                     whose = "clients' own models" if self.file.personal else "clients"
                     of_metric.append((f"{metric_label(name)} of {whose}", statistics))
                 rows += reversed(of_metric) if self.file.personal else of_metric
+        for name in metrics_over_clients(self.final):
+            if name.startswith((NEW, GLOBAL)):
+                metric = metric_label(name.removeprefix(NEW).removeprefix(GLOBAL))
+                whose = "new clients" if name.startswith(NEW) else "clients with the global model"
+                rows.append((f"{metric} of {whose}", over_clients_text(name, self.final, shares)))
         rows += self.baseline_rows()
         rows += [(self.file.goal(target), target_cost(target)) for target in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)

@@ -135,6 +135,13 @@ class Personal(Averaging):
         own = OWN.kept(chunk, start, {name: slots[name] for name in start if name in slots})
         return replace(super().contribution(broadcast, chunk, task, arrived), state=own)
 
+    def joined(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
+        """Return the state in which v_u is x."""
+        model, n_clients = self.final(model_of(broadcast)), len(chunk.clients)
+        start = self.parameters(task)
+        received = {name: np.broadcast_to(model[name], (n_clients, *values.shape)) for name, values in start.items()}
+        return {**chunk.state, **OWN.kept(chunk, start, received)}
+
     def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
         """Return v_u of each client, [C, ...]."""
         del broadcast

@@ -83,7 +83,7 @@ def fill_buffer(live: LiveState, broadcast: Broadcast) -> tuple[AsyncState, floa
 def next_clients(live: LiveState, state: AsyncState, count: int, now: float) -> IntArray:
     """Return the clients to dispatch, ascending: available, not at work, and not waiting in the buffer."""
     plan, n_clients, step = live.run.plan, live.run.task.data.n_clients, live.round_index + 1
-    free = plan.availability.free(n_clients, plan.seed, step, now)
+    free = live.run.free(step, now)
     if len(state.in_flight):
         free = np.ones(n_clients, dtype=bool) if free is None else free
         free[state.in_flight.client] = False

@@ -12,14 +12,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.contracts import Algorithm, OwnModel, Task
 from narrowcast.platform.models.model import Model, Split
 from narrowcast.platform.rounds.chunks import naming_round
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.ledger import ClientMeasures
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import LiveState, Run, RunState
-from narrowcast.platform.tracking.metrics import declared_by, fraction_metrics, statistics_over_clients
+from narrowcast.platform.tracking.metrics import (
+    BETTER,
+    GLOBAL,
+    NEW,
+    declared_by,
+    fraction_metrics,
+    share_better,
+    statistics_over_clients,
+)
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, hash_arrays
 
 _CLIENTS_AT_ONCE = 100
@@ -49,26 +57,42 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
     """Measure the clients of a chunk on their samples of each split.
 
     A client uses the global model, which `broadcast` is, or for an algorithm that personalises what that says the
-    client would use; `broadcast` is then the algorithm's.
+    client would use; `broadcast` is then the algorithm's. New clients train before, and send nothing.
     """
-    metrics: dict[str, FloatArray] = {}
     with naming_round(chunk.round_index, chunk.clients):
-        for part in run.algorithm.plain.own_models(broadcast, chunk, run.task):
-            clients_of_part = chunk.take(part.places)
-            for split in splits:
-                measured = part.model.measure_clients(
-                    part.parameters, clients_of_part.state, run.task.data, split, clients_of_part.clients
-                )
-                for name, values in measured.items():
-                    of_all = metrics.setdefault(f"{split}.{name}", np.full(len(chunk.clients), np.nan))
-                    of_all[part.places] = values
+        chunk = _joined(run, broadcast, chunk)
+        return _measured(run, run.algorithm.plain.own_models(broadcast, chunk, run.task), chunk, splits)
+
+
+def _joined(run: Run, broadcast: Arrays, chunk: Chunk) -> Chunk:
+    """Return the chunk with what new clients keep after the local training of a round; other chunks as they are."""
+    algorithm, new = run.algorithm.plain, run.new_clients
+    if new is None or not new[chunk.clients].all() or not (algorithm.personalises and chunk.state):
+        return chunk
+    chunk = replace(chunk, state=algorithm.joined(broadcast, chunk, run.task))
+    return replace(chunk, state={**chunk.state, **algorithm.train(broadcast, chunk, run.task).state})
+
+
+def _measured(run: Run, models: Sequence[OwnModel], chunk: Chunk, splits: Sequence[ClientSplit]) -> ClientMeasures:
+    """Measure the clients of a chunk, each with its model."""
+    metrics: dict[str, FloatArray] = {}
+    for part in models:
+        clients_of_part = chunk.take(part.places)
+        for split in splits:
+            measured = part.model.measure_clients(
+                part.parameters, clients_of_part.state, run.task.data, split, clients_of_part.clients
+            )
+            for name, values in measured.items():
+                of_all = metrics.setdefault(f"{split}.{name}", np.full(len(chunk.clients), np.nan))
+                of_all[part.places] = values
     return ClientMeasures(chunk.index, metrics)
 
 
 def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str, FloatArray]:
     """Return the metrics of all clients after the last round, by `split.metric`, [U] each; by default measured here.
 
-    Empty unless the plan asks for an evaluation of clients.
+    Those of new clients are named `new.split.metric`, and NaN in the others. Where clients have models of their own,
+    `global.split.metric` are those of the global model. Empty unless the plan asks for an evaluation of clients.
     """
     run, splits = live.run, live.run.plan.evaluate_clients
     if not splits:
@@ -78,7 +102,27 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
     parts = measure(broadcast, chunks, splits) if measure else None
     if parts is None:
         parts = [measure_chunk(run, broadcast, chunk, splits) for chunk in chunks]
-    return {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
+    metrics = _of_all(run, chunks, parts)
+    if (new := run.new_clients) is not None:
+        of_new = {f"{NEW}{name}": np.where(new, values, np.nan) for name, values in metrics.items()}
+        metrics = {name: np.where(new, np.nan, values) for name, values in metrics.items()} | of_new
+    if run.algorithm.plain.personalises and run.traits.global_model:
+        model = {name: values[np.newaxis] for name, values in run.algorithm.final(live.server).items()}
+        parts = [
+            _measured(run, [OwnModel(np.arange(len(chunk.clients)), run.task.model, model)], chunk, splits)
+            for chunk in chunks
+        ]
+        metrics |= {f"{GLOBAL}{name}": values for name, values in _of_all(run, chunks, parts).items()}
+    return metrics
+
+
+def _of_all(run: Run, chunks: Sequence[Chunk], parts: Sequence[ClientMeasures]) -> dict[str, FloatArray]:
+    """Return the metrics of all clients, [U] each, from those of their chunks."""
+    metrics = {name: np.full(run.task.data.n_clients, np.nan) for name in parts[0].metrics}
+    for chunk, part in zip(chunks, parts, strict=True):
+        for name, values in part.metrics.items():
+            metrics[name][chunk.clients] = values
+    return metrics
 
 
 def model_of_client(live: LiveState, client: int) -> tuple[Model, Arrays, Arrays]:
@@ -91,6 +135,7 @@ def model_of_client(live: LiveState, client: int) -> tuple[Model, Arrays, Arrays
     chunk = next(chunk for chunk in chunks if client in chunk.clients)
     place = int(np.searchsorted(chunk.clients, client))
     with naming_round(chunk.round_index, chunk.clients):
+        chunk = _joined(run, broadcast, chunk)
         part = next(part for part in run.algorithm.plain.own_models(broadcast, chunk, run.task) if place in part.places)
     row = int(np.flatnonzero(part.places == place)[0])
     parameters = {name: values[row if len(values) > 1 else 0] for name, values in part.parameters.items()}
@@ -99,9 +144,10 @@ def model_of_client(live: LiveState, client: int) -> tuple[Model, Arrays, Arrays
 
 
 def _in_chunks(live: LiveState) -> tuple[Arrays, Iterator[Chunk]]:
-    """Return what clients that are measured after the last round are sent, and all clients in chunks."""
+    """Return what clients are sent to be measured after the last round, and all of them in chunks, new ones apart."""
     run, round_index, population = live.run, live.round_index, live.population
-    all_clients = np.arange(run.task.data.n_clients)
+    everybody, new = np.arange(run.task.data.n_clients), run.new_clients
+    groups = [everybody] if new is None else [everybody[~new], everybody[new]]
     algorithm = run.algorithm.plain
     if algorithm.personalises:
         broadcast = algorithm.broadcast(live.server, run.task, round_index + 1).arrays
@@ -111,7 +157,9 @@ def _in_chunks(live: LiveState) -> tuple[Arrays, Iterator[Chunk]]:
         size, names = _CLIENTS_AT_ONCE, set(run.task.model.client_parameters or ())
     return broadcast, (
         Chunk(round_index, index, clients, {name: population.arrays[name][clients] for name in sorted(names)})
-        for index, clients in enumerate(np.split(all_clients, range(size, len(all_clients), size)))
+        for index, clients in enumerate(
+            part for group in groups for part in np.split(group, range(size, len(group), size))
+        )
     )
 
 
@@ -119,14 +167,15 @@ def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, 
     """Return the statistics over clients of each metric, named `split.metric.statistic`."""
     model = run.task.model
     lower, shares = declared_by(model) or (), fraction_metrics(model) or ()
-    return {
-        f"{name}.{statistic}": value
-        for name, values in metrics.items()
-        for metric in [name.partition(".")[2]]
-        for statistic, value in statistics_over_clients(
-            values, lower_is_better=metric in lower, share=metric in shares
-        ).items()
-    }
+    statistics: dict[str, float] = {}
+    for name, values in metrics.items():
+        metric = name.rpartition(".")[2]
+        over_clients = statistics_over_clients(values, lower_is_better=metric in lower, share=metric in shares)
+        with_global = metrics.get(f"{GLOBAL}{name.removeprefix(NEW)}")
+        if with_global is not None:
+            over_clients[BETTER] = share_better(values, with_global, lower_is_better=metric in lower)
+        statistics |= {f"{name}.{statistic}": value for statistic, value in over_clients.items()}
+    return statistics
 
 
 def evaluate(live: LiveState) -> dict[str, float]:

@@ -172,8 +172,7 @@ def account(opened: OpenRound, results: Sequence[ChunkResult]) -> RoundLedger:
 def open_round(live: LiveState) -> OpenRound:
     """Sample the cohort, allocate its links, broadcast, and divide the cohort into chunks."""
     run, round_index = live.run, live.round_index + 1
-    n_clients = run.task.data.n_clients
-    free = run.plan.availability.free(n_clients, run.plan.seed, round_index, live.simulated_seconds)
+    free = run.free(round_index, live.simulated_seconds)
     sampled = sample_cohort(run.plan, live.rotation, round_index, free, run.task.data.examples)
     cohort, draws = np.unique(sampled, return_counts=True) if run.plan.replacement else (np.sort(sampled), None)
     link_allocation = allocate_links(run, cohort, round_index)

@@ -126,6 +126,11 @@ class Plan(Section):
         description="draw uniform and by_examples with replacement: a client drawn k times trains once and has k times "
         "its weight",
     )
+    new_clients: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        0,
+        description="number or share of the clients that never take part, drawn by the seed; evaluate_clients measures "
+        "them as clients that join after the last round",
+    )
     availability: AnyAvailability = Field(Always(), description="when clients can be sampled")
     over_selection: float = Field(
         1.0,

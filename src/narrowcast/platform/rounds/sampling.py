@@ -25,6 +25,24 @@ def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -
     return math.ceil(min(round(clients_per_round * over_selection, 9), n_clients))
 
 
+def drawn_new_clients(asked: float, n_clients: int, seed: int) -> BoolArray | None:
+    """Return whether each client is a new one, which never takes part, [U]; None if none is.
+
+    `asked` is their number, or below 1 their share. Raise `UserError` if nobody is left to train, or no client is new.
+    """
+    if not asked:
+        return None
+    number = round(asked * n_clients) if asked < 1 else round(asked)
+    if not 0 < number < n_clients:
+        raise UserError(
+            f"new_clients = {asked:g} of {n_clients} clients leaves {number} to be new and {n_clients - number} to "
+            "train; give a number or share that leaves some of both"
+        )
+    new = np.zeros(n_clients, dtype=bool)
+    new[generator(seed, "new clients").choice(n_clients, number, replace=False)] = True
+    return new
+
+
 @dataclass(frozen=True)
 class Draw:
     """The arguments of a draw of clients, which the server makes from the public seed.

@@ -25,6 +25,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.rounds.contract_checks import check_final, check_traits
 from narrowcast.platform.rounds.plan import Plan
+from narrowcast.platform.rounds.sampling import drawn_new_clients
 from narrowcast.platform.storage.host import allow_signals, host_clock
 from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, KeptState, PrefixedArrays, all_finite
 
@@ -212,6 +213,18 @@ class Run:
     answered: Path | None = None
 
     @cached_property
+    def new_clients(self) -> BoolArray | None:
+        """Whether each client never takes part and is measured alone, [U]; None if all may take part."""
+        return drawn_new_clients(self.plan.new_clients, self.task.data.n_clients, self.plan.seed)
+
+    def free(self, round_index: int, seconds: float) -> BoolArray | None:
+        """Return whether each client can be drawn for a round that begins at that time, [U]; None if all can."""
+        free = self.plan.availability.free(self.task.data.n_clients, self.plan.seed, round_index, seconds)
+        if self.new_clients is None:
+            return free
+        return ~self.new_clients if free is None else free & ~self.new_clients
+
+    @cached_property
     def traits(self) -> Traits:
         """The algorithm's, which follow from its fields: they are asked for in every round."""
         return self.algorithm.traits
@@ -227,6 +240,25 @@ class Run:
         self._check_statistics()
         self.check_plan()
         check_client_evaluation(self.plan.evaluate_clients, self.task)
+        self._check_new_clients()
+
+    def _check_new_clients(self) -> None:
+        """Raise `UserError` for new clients that nobody measures, or whose private parameters nobody trains."""
+        if self.new_clients is None:
+            return
+        asked = f"new_clients = {self.plan.new_clients:g}"
+        if not self.plan.evaluate_clients:
+            raise UserError(f"{asked}: new clients are measured alone; set evaluate_clients = test, or leave it out")
+        if private := sorted(self.task.model.client_parameters or ()):
+            raise UserError(
+                f"{asked}: the {private[0]} of clients that never take part are not trained with model.kind = "
+                f"{self.task.model.kind}; leave it out"
+            )
+        for split in self.plan.evaluate_clients:
+            samples = self.task.data.examples_of(split)
+            for clients, which in ((self.new_clients, "new"), (~self.new_clients, "other")):
+                if not samples[clients].any():
+                    raise UserError(f"{asked}: none of the {which} clients has {split} samples; change their number")
 
     def detached(self) -> Run:
         """Return the run with nothing but the plan of its experiment, for processes that need no more than that."""
@@ -270,7 +302,8 @@ class Run:
         """Raise `UserError` if the plan does not fit the clients, or needs what the algorithm does not offer."""
         plan, algorithm, task = self.plan, self.algorithm, self.task
         plan.availability.check(task.data.n_clients)
-        algorithm.check_cohort(min(plan.clients_per_round, task.data.n_clients))
+        training = task.data.n_clients - (0 if self.new_clients is None else int(self.new_clients.sum()))
+        algorithm.check_cohort(min(plan.clients_per_round, training))
         buffered = plan.schedule.kind == "buffered"
         if buffered and algorithm.weighted_by_staleness({}, 1.0) is None:
             raise UserError(

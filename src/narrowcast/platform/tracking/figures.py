@@ -29,6 +29,7 @@ from narrowcast.platform.rounds.ledger import NO_RANK
 from narrowcast.platform.storage.journal import CLIENT_METRICS, CLIENTS, ROUNDS
 from narrowcast.platform.tracking.metrics import (
     ITERATIONS,
+    NEW,
     ROUND,
     SOLVER_TIME,
     SPLITS,
@@ -300,11 +301,18 @@ def client_metrics_figures(metrics: pa.Table, title: str, shares: FractionMetric
         by_round = [scale * values[(rounds == number) & np.isfinite(values)] for number in evaluated]
         _draw_bands(axes[0], evaluated, by_round)
         axes[0].set(xlabel="round", ylabel=_axis_label(name, percent))
-    last = scale * values[(rounds == evaluated[-1]) & np.isfinite(values)]
-    _draw_histogram(axes[-1], last, bounded=percent)
+    of_last = {
+        column_name: scale * shown[np.isfinite(shown)]
+        for column_name in (name, f"{NEW}{name}")
+        if column_name in metrics.column_names
+        for shown in [column(metrics, column_name)[rounds == evaluated[-1]]]
+    }
+    _draw_histogram(axes[-1], of_last[name], of_last.get(f"{NEW}{name}"), bounded=percent)
     axes[-1].set(xlabel=f"{_axis_label(name, percent)}, round {evaluated[-1]:.0f}", ylabel="number of clients")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    by_label = {
+        label: handle for panel in axes[::-1] for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend([*by_label.values()], [*by_label], loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return {"client_metrics": figure}
 
 
@@ -351,9 +359,12 @@ def _draw_bands(axes: Axes, rounds: FloatArray, by_round: list[FloatArray]) -> N
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def _draw_histogram(axes: Axes, values: FloatArray, *, bounded: bool) -> None:
+def _draw_histogram(axes: Axes, values: FloatArray, of_new: FloatArray | None, *, bounded: bool) -> None:
     bins = min(_MOST_BINS, max(5, int(np.sqrt(len(values)) * 2)))
-    axes.hist(values, bins=bins, range=(0, 100) if bounded else None, color=BLUE, alpha=0.7)
+    _, edges, _ = axes.hist(values, bins=bins, range=(0, 100) if bounded else None, color=BLUE, alpha=0.7)
+    if of_new is not None and len(of_new):
+        within = of_new.clip(edges[0], edges[-1])  # the bins are those of the other clients
+        axes.hist(within, bins=edges.tolist(), histtype="step", color="black", linewidth=1.5, label="new clients")
     axes.axvline(float(values.mean()), color=VERMILLION, linestyle="--", linewidth=1.5, label="mean")
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
 

@@ -87,13 +87,17 @@ SPLITS = ("test", "validation", "train")
 STATISTICS = (MEAN, WORST, BEST, VARIANCE, GINI, CLIENTS)
 SPREADS = frozenset((VARIANCE, GINI))
 """The statistics that are better when lower, whatever the metric."""
+BETTER = "better_than_global"
+"""The share of the clients whose own model is better than the global one; of clients with models of their own."""
+NEW, GLOBAL = "new.", "global."
+"""Before the names of metrics of new clients, and of those of the global model where clients have their own."""
 _PERCENT_SQUARED = 1e4
 
 
 def split_statistic(name: str) -> tuple[str, str]:
     """Return `split.metric` and the statistic of a name such as `test.accuracy.variance`; no statistic is empty."""
     metric, _, last = name.rpartition(".")
-    return (metric, last) if "." in metric and last in STATISTICS else (name, "")
+    return (metric, last) if "." in metric and last in (*STATISTICS, BETTER) else (name, "")
 
 
 def statistics_over_clients(values: FloatArray, *, lower_is_better: bool, share: bool) -> dict[str, float]:
@@ -119,6 +123,13 @@ def statistics_over_clients(values: FloatArray, *, lower_is_better: bool, share:
             GINI: _gini(ordered),
             CLIENTS: float(len(ordered)),
         }
+
+
+def share_better(values: FloatArray, than: FloatArray, *, lower_is_better: bool) -> float:
+    """Return the share of the clients with samples whose value is strictly better than another one; NaN without any."""
+    measured = ~np.isnan(values)
+    better = values < than if lower_is_better else values > than
+    return float(better[measured].mean()) if measured.any() else float("nan")
 
 
 def _gini(ordered: FloatArray) -> float:
@@ -148,8 +159,8 @@ def declared_by(model: Any) -> LowerIsBetter:
 def lower_is_better(metric: str, declared: LowerIsBetter = None) -> bool:
     """Return whether a metric, named `split.metric` or by its last part, measures an error: a loss, an RMSE, ..."""
     metric, statistic = split_statistic(metric)
-    if statistic in SPREADS:
-        return True
+    if statistic in (*SPREADS, BETTER):
+        return statistic != BETTER
     name = metric.rpartition(".")[2]
     if declared is not None:
         return name in declared
@@ -206,6 +217,8 @@ def is_fraction(name: str, shares: FractionMetrics = None) -> bool:
     """
     name, statistic = split_statistic(name)
     metric = name.rpartition(".")[2]
+    if statistic == BETTER:
+        return True
     by_words = not _SHARES.isdisjoint(re.split(r"[._ @-]+", metric.lower()))
     return statistic in _OF_THE_METRIC and (by_words if shares is None else metric in shares)
 
@@ -229,10 +242,11 @@ def over_clients_text(name: str, values: Mapping[str, float], shares: FractionMe
         statistic: format_metric(f"{name}.{statistic}", values.get(f"{name}.{statistic}"), shares)
         for statistic in STATISTICS
     }
-    unit = " %²" if is_fraction(name, shares) else ""
+    unit, better = " %²" if is_fraction(name, shares) else "", f"{name}.{BETTER}"
+    above = f"; better than the global model for {format_metric(better, values[better])}" if better in values else ""
     return (
         f"mean {shown[MEAN]}, worst 10 % {shown[WORST]}, best 10 % {shown[BEST]}, variance {shown[VARIANCE]}{unit}, "
-        f"Gini {shown[GINI]} ({shown[CLIENTS]} clients)"
+        f"Gini {shown[GINI]} ({shown[CLIENTS]} clients){above}"
     )
 
 
@@ -254,6 +268,21 @@ def primary_metric(names: Iterable[str]) -> str | None:
     The first of its test metrics in the order of `metrics_of`, or None if nothing was measured on test.
     """
     return next((f"test.{name}" for name in metrics_of(names)), None)
+
+
+def metrics_over_clients(names: Iterable[str]) -> list[str]:
+    """Return the metrics that have statistics over clients, without losses.
+
+    Those of new clients follow the others, and those of the global model, where clients have their own, come last.
+    """
+    over_clients = [metric for metric, statistic in map(split_statistic, names) if statistic == MEAN]
+    return [
+        f"{prefix}{split}.{name}"
+        for prefix in ("", NEW, GLOBAL)
+        for split in SPLITS
+        for name in metrics_of([m.removeprefix(prefix) for m in over_clients if m.startswith(prefix)], split)
+        if name != "loss"
+    ]
 
 
 def clients_metric(names: Iterable[str]) -> str | None:
