@@ -98,6 +98,17 @@ def test_a_killed_driver_starts_over_from_the_last_state(experiment: Experiment,
 
 
 @join
+def test_new_clients_are_measured_alike_on_client_hosts() -> None:
+    settings = ["new_clients=0.2", "rounds=3", "evaluate_every=3", "chunk_size=7"]
+    ditto = load_experiment("ditto-digits", settings)
+    last, in_process = (list(play(ditto, backend))[-1] for backend in (RayBackend(actors=2), LocalBackend()))
+    assert last.metrics == in_process.metrics
+    assert np.isfinite(in_process.client_metrics["new.test.accuracy"]).sum() == 10
+    for name, values in in_process.client_metrics.items():
+        np.testing.assert_array_equal(last.client_metrics[name], values)
+
+
+@join
 def test_too_many_failures_end_the_run_with_advice(experiment: Experiment) -> None:
     with pytest.raises(RunFailed, match=r"backend.max_failures"):
         for outcome in play(experiment, RayBackend(actors=1, max_failures=0)):
