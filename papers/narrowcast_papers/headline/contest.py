@@ -17,7 +17,8 @@ from typing import Any
 from narrowcast.studies.execution import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
-from narrowcast.studies.tuning import TUNING_SEED, finished
+from narrowcast.studies.tuning import TUNING_SEED
+from narrowcast.studies.tuning import searched as search
 
 TEST_SEEDS = 5
 TUNING_SEEDS = 3
@@ -162,21 +163,8 @@ ATOMO's clients send one to two directions: 0.03 of the values of 30 to 300 rows
 
 
 def searched(rows: Rows, cell: ContestCell) -> tuple[Rates | None, list[Rates]]:
-    """Return the best rates of a cell, None while its search is not finished; and all that it tried or tries next.
-
-    The search goes to the best neighbour, by the mean over the tuning seeds, until none is better.
-    """
-    centre, tried = START, list[Rates]()
-    while True:
-        around = [centre, *neighbours(centre)]
-        tried += [rates for rates in around if rates not in tried]
-        runs = [finished(rows, cell.tuning(rates), TUNING_SEEDS) for rates in around]
-        if not all(runs):
-            return None, tried
-        reached = [sum(run["final"].get("validation.hr@10", 0.0) for run in each) for each in runs]
-        if (best := around[reached.index(max(reached))]) == centre:
-            return centre, tried
-        centre = best
+    """Return the best rates of a cell, None while its search is not finished; and all that it tried or tries next."""
+    return search(rows, START, neighbours, cell.tuning, "validation.hr@10", TUNING_SEEDS)
 
 
 def contest_plan(contest: Contest) -> Plan:

@@ -28,6 +28,7 @@ TUNING_SEED = 100
 TUNING = "-tuning"
 ValueT = TypeVar("ValueT")
 KeyT = TypeVar("KeyT")
+PointT = TypeVar("PointT")
 CellT = TypeVar("CellT", bound="TunedCell[Any]")
 
 
@@ -132,6 +133,31 @@ def chosen(rows: Rows, cell: TunedCell[Any], tuning_seeds: int = 1) -> RunSpec |
     """Return the test run of a cell at the best of its values; None until all runs of its grid are finished."""
     results = tried(rows, cell, tuning_seeds)
     return cell.test(results) if results else None
+
+
+def searched(
+    rows: Rows,
+    start: PointT,
+    neighbours: Callable[[PointT], Sequence[PointT]],
+    tuning: Callable[[PointT], RunSpec],
+    metric: str,
+    seeds: int,
+) -> tuple[PointT | None, list[PointT]]:
+    """Return the best point, None while the search is not finished; and all that it tried or tries next.
+
+    The search goes to the best neighbour, by the mean of the metric over the seeds, until none is better.
+    """
+    centre, tried = start, list[PointT]()
+    while True:
+        around = [centre, *neighbours(centre)]
+        tried += [point for point in around if point not in tried]
+        runs = [finished(rows, tuning(point), seeds) for point in around]
+        if not all(runs):
+            return None, tried
+        reached = [sum(run["final"].get(metric, 0.0) for run in each) for each in runs]
+        if (best := around[reached.index(max(reached))]) == centre:
+            return centre, tried
+        centre = best
 
 
 def finished_cells(

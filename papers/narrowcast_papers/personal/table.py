@@ -1,0 +1,150 @@
+"""The table of personal models: every method beside fine-tuned FedAvg, with its bits, gradients and tuned values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from narrowcast.platform.tracking.figures import COLOURS, new_figure
+from narrowcast.runs.significance import compare_paired
+from narrowcast.studies.results import COUNTS, Rows
+from narrowcast.studies.tables import StudyTable
+from narrowcast.studies.tuning import finished, in_turn
+from narrowcast.studies.verdicts import PaperVerdict, Runs, accuracies, corrected, describe, mean_and_spread, megabytes
+from narrowcast_papers.personal.methods import (
+    GROUPS,
+    METRIC,
+    MODELS,
+    STUDY,
+    TEST_SEEDS,
+    TUNED,
+    Cell,
+    Point,
+    Split,
+    cells,
+    plan_of,
+)
+
+WORST = "accuracy.worst_10_percent"
+BUDGETS = (40.0, 100.0, 200.0)
+"""Megabytes of both directions; FedAvg has 2 a round, and all are evaluated in every tenth."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A method at its best point, how many points were tried, and its test results by seed."""
+
+    cell: Cell
+    best: Point
+    tries: int
+    runs: Runs
+
+    @property
+    def reached(self) -> tuple[float, ...]:
+        """The mean accuracy of the clients by seed, in percent."""
+        return accuracies(self.runs, METRIC)
+
+    @property
+    def words(self) -> str:
+        """Megabytes up and in both directions, thousands of gradients, and the chosen values."""
+        up = sum(float(run[COUNTS[0]]) for run in self.runs) / len(self.runs) / 8e6
+        values = ", ".join(
+            f"{name.replace('_', ' ')} {value:g}"
+            for name, value in zip(self.cell.method.ladders, self.best, strict=True)
+        )
+        traffic = f"{up:.3g} MB up, {megabytes(self.runs):.3g} MB"
+        gradients = f"{self.cell.gradients(self.best) / 1000:.4g} thousand gradients"
+        return f"{traffic}; {gradients}; {values}, the best of {self.tries}"
+
+    def within(self, megabytes_spent: float) -> tuple[float, ...]:
+        """Return the mean accuracy by seed for which so many megabytes suffice, linear between evaluations."""
+        return tuple(_within(run["curve"], megabytes_spent) for run in self.runs)
+
+
+def _within(curve: Runs, budget: float) -> float:
+    spent = [sum(float(point[name]) for name in COUNTS) / 8e6 for point in curve]
+    return float(np.interp(budget, spent, accuracies(curve, METRIC)))
+
+
+def finished_methods(rows: Rows, group: list[Cell]) -> dict[str, Tested]:
+    """Return the cells of a group whose runs are all finished, by method."""
+    found = dict[str, Tested]()
+    for cell in group:
+        best, tried = cell.searched(rows)
+        if best is not None and (runs := finished(rows, cell.test(best), TEST_SEEDS)):
+            found[cell.name] = Tested(cell, best, len(tried), runs)
+    return found
+
+
+def judge(rows: Rows) -> list[PaperVerdict]:
+    """Return the verdicts on all groups."""
+    return [verdict for group in GROUPS for verdict in judge_group(rows, *group)]
+
+
+def judge_group(rows: Rows, split: Split, model: str) -> list[PaperVerdict]:
+    """Compare each method with fine-tuned FedAvg, seed by seed: the mean, the worst tenth, and the mean at equal bits.
+
+    p values are corrected over the methods.
+    """
+    found = finished_methods(rows, cells(split, model))
+    place, words = f"{split.name}, {model}", {name: each.words for name, each in found.items()}
+    verdicts = compared(place, {name: each.reached for name, each in found.items()}, words)
+    worst = {name: accuracies(each.runs, WORST) for name, each in found.items()}
+    verdicts += compared(f"{place}, worst tenth", worst, {})
+    if all("curve" in run for each in found.values() for run in each.runs):
+        for budget in BUDGETS:
+            within = {name: each.within(budget) for name, each in found.items()}
+            verdicts += compared(f"{place}, {budget:g} MB", within, {})
+    return verdicts
+
+
+def compared(place: str, reached: Mapping[str, tuple[float, ...]], words: Mapping[str, str]) -> list[PaperVerdict]:
+    """Return the verdict on each method of a group; differences are from fine-tuned FedAvg, if that has finished."""
+    others = [name for name in reached if name != TUNED] if TUNED in reached else []
+    tests = [compare_paired(reached[name], reached[TUNED]) for name in others]
+    said, differences = dict[str, str](), dict[str, str]()
+    for name, (test, p_level, p_zero) in zip(others, corrected(tests), strict=True):
+        said[name] = f"{describe(test, p_level, p_zero, TEST_SEEDS)}, p = {p_zero:.2g} of no difference"
+        differences[name] = f"{test.interval.mean:+.2f}"
+    return [
+        PaperVerdict(
+            f"{place}: {name}",
+            "",
+            mean_and_spread(values),
+            "; ".join(filter(None, [said.get(name, "reference" if name == TUNED else ""), words.get(name, "")])),
+            differences.get(name, ""),
+            values,
+        )
+        for name, values in reached.items()
+    ]
+
+
+def plot(rows: Rows, path: Path) -> None:
+    """Plot the mean accuracy of each method's clients by split, a panel for each model."""
+    models = list(dict.fromkeys(model for _, model in GROUPS))
+    figure, panels = new_figure("Models of clients' own, Fashion-MNIST over 40 clients", panels=len(models))
+    for axes, model in zip(panels, models, strict=True):
+        names = list(MODELS[model][1])
+        axes.set_yticks(range(len(names)), names[::-1])
+        of_model = [split for split, other in GROUPS if other == model]
+        for colour, shift, split in zip(COLOURS, (0.2, 0.0, -0.2), of_model, strict=False):
+            found = finished_methods(rows, cells(split, model))
+            for index, (name, each) in enumerate(found.items()):
+                axes.errorbar(
+                    np.mean(each.reached),
+                    len(names) - 1 - names.index(name) + shift,
+                    xerr=np.std(each.reached, ddof=1),
+                    fmt="o",
+                    color=colour,
+                    capsize=3,
+                    label=split.name if index == 0 else None,
+                )
+        axes.set(xlabel=f"mean test accuracy of clients (%), {model}")
+    panels[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=100)
+
+
+FASHION = StudyTable({STUDY: in_turn([plan_of(*group) for group in GROUPS])}, judge, plot)
