@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,6 +141,52 @@ def test_a_class_that_ends_its_process_is_one_line(
         assert how in command.err
         assert len(command.err.splitlines()) == 1
         assert "ending_fleet:Ending: fleet\n" in command.out
+        assert command.survivors(30) == []
+    finally:
+        command.clean_up()
+
+
+SLOW_END = """
+import time
+from multiprocessing import util
+
+util.Finalize(None, time.sleep, (1,), exitpriority=1)
+"""
+STUBBORN = """
+import time
+from pathlib import Path
+
+def sleepless():
+    Path("drawing").touch()
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+"""
+
+
+def test_a_command_without_a_reader_ends_without_a_traceback_of_its_fork(tmp_path: Path) -> None:
+    """The fork is told to end as soon as it has sent its last verdict, and is still shutting down then."""
+    (tmp_path / "slow_fleet.py").write_text(SLOW_END + FLEET.format(name="Slow", uplink="np.ones(n)"))
+    words = [sys.executable, "-m", "narrowcast", "check", "slow_fleet:Slow", "--kind", "fleet"]
+    piped = f"{shlex.join(words)} | head -1"
+    ended = subprocess.run(["sh", "-c", piped], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("slow_fleet:Slow: fleet\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_check_that_is_interrupted_ends_with_all_that_it_started(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stubborn_fleet.py").write_text(STUBBORN + FLEET.format(name="Stubborn", uplink="sleepless()"))
+    command = Command("check", "stubborn_fleet:Stubborn", "--kind", "fleet", log=tmp_path / "log")
+    try:
+        command.wait_until((tmp_path / "drawing").exists)
+        command.send(number)
+        assert command.wait() == 1
+        assert command.err == "narrowcast: interrupted\n"
         assert command.survivors(30) == []
     finally:
         command.clean_up()

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from command_line import assert_refused, narrowcast
@@ -78,6 +79,51 @@ def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
     (left / "round-000000005.part").touch()
     assert narrowcast("reproduce", *words).out.splitlines()[0] == "all 6 runs are finished already"
     assert not left.exists()
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+@pytest.mark.data("ml-1m")
+def test_workers_that_are_interrupted_as_they_start_say_nothing(tmp_path: Path) -> None:
+    process = start("colr-table4", "--seeds", 1, "--rounds", 5, "--jobs", 2, "--output", tmp_path)
+    deadline = time.monotonic() + SECONDS
+    while len(workers_of(process)) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.2)  # within their imports
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert err.startswith("narrowcast: interrupted; resume with:"), err
+    assert len(err.splitlines()) == 1
+
+
+_INTERRUPTED_WORKER = """
+import multiprocessing, os, signal
+from narrowcast.studies.execution import Planned, ProcessPool
+from narrowcast.studies.spec import RunSpec
+
+job = [Planned("digits", RunSpec("digits", "fedavg-digits", ("data.clients=8", "rounds=2")), 0, per_user=False)]
+pool = ProcessPool(1)
+pool.start(0, job)
+(worker,) = multiprocessing.active_children()
+os.kill(worker.pid, signal.SIGINT)
+while (message := pool.next_message(1.0)) is None:
+    pass
+worker, (planned, (result,)) = message
+print(worker, planned == job, result["rounds"])
+pool.close()
+"""
+
+
+def test_an_interrupt_is_left_to_the_process_that_a_worker_belongs_to(tmp_path: Path) -> None:
+    """A terminal sends it to both; here the worker alone gets it, and goes on."""
+    words = [sys.executable, "-c", _INTERRUPTED_WORKER]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("0 True 2\n", "")
 
 
 @pytest.mark.data("ml-1m")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from rich import box
@@ -94,10 +95,16 @@ def _tested(spec: str, fields: Sequence[str], kind: str | None, data: str | None
     yield from verdicts(registry, value, loaded)
 
 
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+_STDERR = 2
+_SECONDS_TO_END = 5.0
+
+
 def _in_a_fork(tested: Callable[[], Iterator[str | Verdict]], spec: str) -> Generator[str | Verdict, None, None]:
     """Yield what a fork of this process yields; raise `RunFailed` if the class ends that.
 
-    A process that has imported torch has threads, which a fork lacks, and tests by itself.
+    The fork ends with the generator, and says nothing of it. A process that has imported torch has threads, which a
+    fork lacks, and tests by itself.
     """
     if "torch" in sys.modules:
         yield from tested()
@@ -105,9 +112,11 @@ def _in_a_fork(tested: Callable[[], Iterator[str | Verdict]], spec: str) -> Gene
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(tested, sender))
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until the fork has handlers of its own
     process.start()
-    sender.close()
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        sender.close()
         while (item := receiver.recv()) is not None:
             if isinstance(item, BaseException):
                 raise item
@@ -120,19 +129,30 @@ def _in_a_fork(tested: Callable[[], Iterator[str | Verdict]], spec: str) -> Gene
         raise RunFailed(f"{spec}: it ended the process that tests it {how}, in {law}") from None
     finally:
         process.terminate()
+        process.join(_SECONDS_TO_END)
+        process.kill()  # a class may go on after an interrupt
         process.join()
 
 
 def _send(tested: Callable[[], Iterator[str | Verdict]], sender: Connection) -> None:
     """Send what is yielded, and None after it or what is raised."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which gets it too, sends SIGTERM
-    with suppress(BrokenPipeError):
+    signal.signal(signal.SIGTERM, _end_in_silence)
+    with suppress(BrokenPipeError, KeyboardInterrupt):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         try:
             for item in tested():
                 sender.send(item)
             sender.send(None)
         except (UserError, RunFailed, ModuleNotFoundError, KeyboardInterrupt) as error:
             sender.send(error)
+
+
+def _end_in_silence(*_: object) -> NoReturn:
+    """Interrupt this process wherever it is, even as it shuts down, where Python would print a traceback."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), _STDERR)
+    raise KeyboardInterrupt
 
 
 _FILES = {

@@ -27,7 +27,7 @@ from narrowcast.platform.config import plugins
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Interrupted, Run, RunState
-from narrowcast.platform.storage.host import allow_signals, host_clock
+from narrowcast.platform.storage.host import allow_signals, block_signals, host_clock
 
 CHECK_SECONDS = 2.0
 _TIMEOUT_SECONDS = 10.0  # a head that restarts within this time is not missed
@@ -126,7 +126,7 @@ def joined(address: str, options: dict[str, Any]) -> Iterator[None]:
         options["runtime_env"] = {"py_modules": [str(module) for module in modules]}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        with allow_signals(), _hangups_deferred():
+        with allow_signals(), block_signals(signal.SIGHUP):
             ray.init(address=address, **options)
     except (Exception, SystemExit) as error:  # of a node that starts too slowly Ray raises a plain `Exception`
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
@@ -143,16 +143,6 @@ def joined(address: str, options: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _hangups_deferred() -> Iterator[None]:
-    """Block SIGHUP in this block and in the processes that it starts: a closed terminal sends it to them too."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _stream(driver: Any, state: RunState, head: Head) -> Generator[Outcome, None, None]:

@@ -11,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def _started(digest_of: DigestOf, cases: Cases[Any]) -> Iterator[SecondProcess]:
             process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(folder)],
                 env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
             )
@@ -122,7 +123,7 @@ def _started(digest_of: DigestOf, cases: Cases[Any]) -> Iterator[SecondProcess]:
             yield SecondProcess(digest_of, cases, folder, process)
         finally:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def _answer_call(folder: Path) -> None:
@@ -134,5 +135,12 @@ def _answer_call(folder: Path) -> None:
     write_atomically(folder / _ANSWER, json.dumps(digests).encode())
 
 
+def _end_with_the_caller() -> None:
+    """End this process once its caller, which alone has the other end of its stdin, is gone."""
+    os.read(sys.stdin.fileno(), 1)  # a buffered read would hold a lock as Python shuts down
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_the_caller, daemon=True).start()
     _answer_call(Path(sys.argv[1]))

@@ -29,6 +29,7 @@ from narrowcast.platform.rounds.loop import lockstep
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.solving import begin, iterations, loaded_problem
+from narrowcast.platform.storage.host import block_signals
 from narrowcast.runs.outputs import answer_sha256
 from narrowcast.solve_run import load_solve
 from narrowcast.studies.results import COUNTS, METRICS, Rows, append
@@ -324,7 +325,9 @@ class ProcessPool:
 
     def start(self, worker: int, job: Any) -> None:
         """Start a job on a free worker."""
-        self._running[self._pool.submit(_in_process, job)] = worker
+        with block_signals(signal.SIGINT):  # which is for this process to handle
+            future = self._pool.submit(_in_process, job)
+        self._running[future] = worker
 
     def answer(self, worker: int, message: Any) -> None:
         """Count the job as done, which has a single message."""

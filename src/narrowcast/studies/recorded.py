@@ -21,6 +21,7 @@ from narrowcast.platform.config.trust import read_json
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.storage.disk import write_atomically
+from narrowcast.platform.storage.host import block_signals
 from narrowcast.runs import session
 from narrowcast.runs.folder import CONFIG, has_run, make_writable, remove_local_checkpoints, saved_config, write_config
 from narrowcast.runs.prepared import prepare, prepare_resume
@@ -125,7 +126,9 @@ def run_all(runs: Sequence[ReproductionRun], at_once: int, show: Callable[[Repro
             while waiting or running:
                 while waiting and len(running) < at_once:
                     run = waiting.pop()
-                    running[pool.submit(_run, run)] = run
+                    with block_signals(signal.SIGINT, signal.SIGHUP):  # which are for this process to handle
+                        future = pool.submit(_run, run)
+                    running[future] = run
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     run = running.pop(future)
                     try:
@@ -157,9 +160,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _follow_the_parent() -> None:
-    """Ignore what a terminal sends, which the parent handles, and end this process when the parent ends."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """End this process when the parent ends."""
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
 

@@ -165,6 +165,19 @@ def defer_signals() -> Iterator[None]:
 
 
 @contextmanager
+def block_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Block signals in this block, after which they are delivered, and for good in the processes that it starts.
+
+    A terminal sends its signals to those too, which print a traceback if they get one before they handle it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def allow_signals() -> Iterator[None]:
     """Deliver signals within this block of an `defer_signals` one; deferred ones are delivered at once."""
     if threading.current_thread() is not threading.main_thread():
