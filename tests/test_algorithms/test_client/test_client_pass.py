@@ -17,6 +17,7 @@ from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.rounds.ledger import Weighted
 from narrowcast.platform.types import Chunk, LocalUpdates
 
 COUNTS = [5, 9, 2, 7]
@@ -122,7 +123,9 @@ def test_a_budget_of_the_size_of_an_update_lets_a_client_send() -> None:
 def test_a_number_has_the_type_of_the_tensors_and_a_count_32_bits(dtype: type, bits: int) -> None:
     message = Message({"w": np.ones((2, 3), dtype=dtype)}, numbers={"loss": np.ones(2)})
     assert message.number_bits == bits
-    assert replace(message, numbers={"steps": np.ones(2, dtype=np.int64)}).number_bits == 32
+    steps = np.ones(2, dtype=np.int64)
+    assert replace(message, numbers={"steps": steps}).number_bits == 32
+    assert replace(message, numbers={"loss": np.ones(2), "steps": steps}).number_bits == bits + 32
 
 
 def test_through_a_codec_training_that_left_the_finite_numbers_sends_nothing() -> None:
@@ -164,6 +167,74 @@ def test_what_a_client_contributes_is_what_it_claims() -> None:
 def test_methods_of_earlier_versions_are_named(name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         type("Old", (Algorithm,), {name: lambda *_: None})
+
+
+def test_numbers_are_paid_within_the_budget_and_by_those_who_send() -> None:
+    counts = [5, 0, 9]
+    task = make_task(digits(counts), batch_size=2)
+    (plain,) = train(FedAvg(), task)
+    size = int(plain.ledger.uplink_bits[0])
+    algorithm = StepWeighted()
+    broadcast, clients = algorithm.broadcast(algorithm.init(task), task, 1).arrays, np.arange(3)
+    for more, bits in ((31, 0), (32, size + 32)):
+        chunk = Chunk(1, 0, clients, {}, np.full(3, size + more))
+        ledger = algorithm.train(broadcast, chunk, task).ledger
+        assert ledger.uplink_bits.tolist() == [bits, 0, bits]
+        assert ledger.delivered.tolist() == [bits > 0, False, bits > 0]
+
+
+class Noting(FedAvg):
+    """FedAvg whose metrics are what the pass tells `contribution` of each client."""
+
+    def contribution(self, broadcast: Any, chunk: Any, task: Any, arrived: Any) -> Contribution:
+        own = super().contribution(broadcast, chunk, task, arrived)
+        noted = {"finite": arrived.finite, "delivered": arrived.delivered}
+        ones = np.ones(len(chunk.clients))
+        return replace(own, metrics={name: Weighted(values * 1.0, ones) for name, values in noted.items()})
+
+
+def test_a_client_whose_upload_is_lost_stayed_finite_all_the_same() -> None:
+    task, ones = make_task(digits([5, 9, 3])), np.ones(3, dtype=np.int64)
+    changes = {"w": np.ones((3, 2), dtype=np.float32)}
+    changes["w"][2] = np.inf
+    chunk = Chunk(1, 0, np.arange(3), {}, lost=np.array([True, False, False]))
+    metrics = Noting().send({}, chunk, task, [LocalUpdates(changes, {}, np.ones(3), ones, ones)]).metrics
+    assert metrics["finite"].values.tolist() == [1, 1, 0]
+    assert metrics["delivered"].values.tolist() == [0, 1, 0]
+
+
+class Doubling(FedAvg):
+    """Clients send twice what they learnt."""
+
+    def message(self, broadcast: Any, chunk: Any, task: Any, updates: Any) -> Message:
+        return Message({name: 2 * values for name, values in updates.changes.items()})
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_a_message_that_is_not_finite_does_not_count_though_the_training_is() -> None:
+    task, ones = make_task(digits([5, 9])), np.ones(2, dtype=np.int64)
+    changes = {"w": np.array([[1, 1], [1, 2e38]], dtype=np.float32)}
+    result = Doubling().send(
+        {}, Chunk(1, 0, np.arange(2), {}), task, [LocalUpdates(changes, {}, np.ones(2), ones, ones)]
+    )
+    assert result.ledger.delivered.tolist() == [True, False]
+    assert result.partial["sum/w"].tolist() == [5 * 2, 5 * 2]
+
+
+class Lying(FedAvg):
+    """All clients claim a loss of 0, and factors of their own that they have not learnt."""
+
+    def tamper(self, broadcast: Any, chunk: Any, task: Any, updates: Any) -> LocalUpdates:
+        return replace(updates, loss=0 * updates.loss, state={"p": 0 * updates.state["p"]})
+
+
+def test_losses_and_models_of_an_attackers_own_stay_true() -> None:
+    task, ones = make_task(digits([5, 9])), np.ones(2, dtype=np.int64)
+    learnt, losses = np.array([[3.0], [5]]), np.array([0.25, 0.5])
+    updates = LocalUpdates({"w": np.ones((2, 3), dtype=np.float32)}, {"p": learnt}, losses, ones, ones)
+    result = Lying().send({}, Chunk(1, 0, np.arange(2), {"p": np.zeros((2, 1))}), task, [updates])
+    assert result.ledger.loss.tolist() == [0.25, 0.5]
+    assert result.state["p"].tolist() == [[3], [5]]
 
 
 def test_partial_sums_are_added_in_the_order_of_the_chunks() -> None:
