@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.federated.fedavg import Averaging
     from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
     from narrowcast.algorithms.federated.personal import PartlyShared, Personal, PersonalState, adapted, check_adapted
+    from narrowcast.algorithms.federated.rank_policy import RankPolicy
     from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer
-    from narrowcast.algorithms.federated.shared_basis import RankPolicy
     from narrowcast.algorithms.federated.unit_slices import joined_updates, joined_uploads
     from narrowcast.algorithms.local_training.rules import LearningRateSchedule
     from narrowcast.algorithms.secure.schemes import Masked, Plain, Protection
@@ -205,7 +205,7 @@ _HOMES = {
     **dict.fromkeys(
         ("PartlyShared", "Personal", "PersonalState", "adapted", "check_adapted"), "algorithms.federated.personal"
     ),
-    "RankPolicy": "algorithms.federated.shared_basis",
+    "RankPolicy": "algorithms.federated.rank_policy",
     **dict.fromkeys(("SERVER_ONLY", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
     "LearningRateSchedule": "algorithms.local_training.rules",
     **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.schemes"),

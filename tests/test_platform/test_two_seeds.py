@@ -80,9 +80,9 @@ PUBLIC = {
     ("algorithms/federated/fedpara.py", "'hadamard' + name + part"),
     ("solves/observed.py", "'completion start'"),
     # what a decoder or the server regenerates
-    ("algorithms/federated/shared_basis.py", "'basis'"),
-    ("algorithms/federated/shared_basis.py", "'components' + name"),
-    ("algorithms/federated/shared_basis.py", "'rank'"),
+    ("algorithms/federated/low_rank.py", "'basis'"),
+    ("algorithms/federated/low_rank.py", "'components' + name"),
+    ("algorithms/federated/rank_policy.py", "'rank'"),
     ("algorithms/federated/fedmavg.py", "'senders'"),
     ("algorithms/federated/unit_slices.py", "'width'"),
     ("algorithms/federated/unit_slices.py", "'units'"),

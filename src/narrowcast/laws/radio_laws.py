@@ -12,7 +12,7 @@ from narrowcast.algorithms.channel.curves import ErrorCurves, Shares
 from narrowcast.algorithms.channel.links import Channel, Links
 from narrowcast.algorithms.channel.radio import Downlink
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
-from narrowcast.algorithms.federated.shared_basis import RankPolicy
+from narrowcast.algorithms.federated.rank_policy import RankPolicy
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import digest
 from narrowcast.platform.types import IntArray, Profiles

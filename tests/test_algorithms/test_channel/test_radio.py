@@ -18,7 +18,7 @@ from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
-from narrowcast.algorithms.federated.shared_basis import ChannelRank
+from narrowcast.algorithms.federated.rank_policy import ChannelRank
 from narrowcast.experiment import build_experiment
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError

@@ -34,8 +34,8 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
+from narrowcast.algorithms.federated.rank_policy import UniformRank
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.federated.shared_basis import UniformRank
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.rounds.state import Population
 from narrowcast.platform.seeds import PrivateSeed, stream_keys

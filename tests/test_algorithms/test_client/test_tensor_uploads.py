@@ -25,8 +25,8 @@ from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.codecs.wire import HEADER_BYTES
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.federated.shared_basis import BandwidthRank
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import USER_FACTORS
@@ -133,6 +133,47 @@ def test_more_bits_bring_the_update_closer() -> None:
     errors = np.square(received["w"] - changes["w"]).sum(axis=1)
     assert errors[0] > 4 * errors[1] > 16 * errors[2]
     assert (uploads.bits > 0.8 * np.array([1200, 2400, 0])).all()
+
+
+def test_a_client_without_bits_leaves_those_of_the_others() -> None:
+    task = make_task(digits([30] * 3))
+    changes = {"w": np.ones((3, 40), dtype=np.float32)}
+    chunk = Chunk(1, 0, np.arange(3), {}, budget_bits=np.array([8, 10**6, 10**6]))
+    _, uploads = sent(chunk, task, changes, Codec(with_codec(FedAvg, CODEC).codec))
+    assert (uploads.bits > 0).tolist() == uploads.delivered.tolist() == [False, True, True]
+
+
+def test_levels_of_each_client_are_those_that_its_codec_tries_first() -> None:
+    """Nothing limits the bits, so that the first are the last: an error is at most a step, of the largest value."""
+    task = make_task(digits([30] * 2))
+    changes = {"w": np.random.default_rng(0).normal(size=(2, 400)).astype(np.float32)}
+    steps = np.array([1, 1000])
+    chain = with_codec(FedAvg, [{"kind": "quantise", "levels": 3, "scale": "max"}]).codec
+    message = Message(changes, levels=steps)
+    received, _, _ = send_messages(Chunk(1, 0, np.arange(2), {}), task, message, chain, np.ones(2, dtype=bool))
+    errors = np.abs(received["w"] - changes["w"]).max(axis=1) / np.abs(changes["w"]).max(axis=1)
+    assert (errors <= 1.01 / steps).all()
+    assert errors[0] > 0.3
+
+
+def test_what_a_server_decodes_of_a_client_does_not_depend_on_its_chunk() -> None:
+    task = make_task(digits([30] * 6))
+    changes = {"w": np.random.default_rng(0).normal(size=(2, 40)).astype(np.float32)}
+    chain = Codec(with_codec(FedAvg, CODEC).codec)
+    together, _ = sent(Chunk(2, 0, np.array([3, 5]), {}), task, changes, chain)
+    alone, _ = sent(Chunk(2, 1, np.array([5]), {}), task, {"w": changes["w"][1:]}, chain)
+    assert np.array_equal(together["w"][1], alone["w"][0])
+
+
+def test_a_codec_remembers_an_upload_that_is_lost_as_sent() -> None:
+    task = make_task(digits([30] * 2))
+    changes = {"w": np.repeat(np.arange(1.0, 51.0, dtype=np.float32)[None], 2, axis=0)}
+    chain = Codec(with_codec(FedAvg, FEEDBACK).codec)
+    chunk = Chunk(1, 0, np.arange(2), init_codec_state(chain.stages, 2, {"w": changes["w"][0]}))
+    _, uploads = sent(replace(chunk, lost=np.array([True, False])), task, changes, chain)
+    left = np.where(np.arange(50) == 49, 0, changes["w"][0])  # the largest of 50 was sent
+    assert np.allclose(uploads.state["codec/memory/w"], left, atol=0.2)
+    assert uploads.delivered.tolist() == [False, True]
 
 
 def play(algorithm: Algorithm, task: Task, n_rounds: int, lost: bool) -> list[ChunkResult]:

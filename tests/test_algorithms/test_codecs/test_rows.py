@@ -11,8 +11,8 @@ from narrowcast.algorithms.client.sums import ROWS
 from narrowcast.algorithms.codecs.messages import RowsPayload
 from narrowcast.algorithms.codecs.wire import HEADER_BYTES, MessageHeader, MessageKind, varint
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
-from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR, draw_components
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.platform.contracts import Algorithm

@@ -15,8 +15,8 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.federated.shared_basis import BandwidthRank
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS

@@ -1,6 +1,7 @@
 """What must hold between the algorithms, inside an aggregate, and at the edges of every size."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from narrowcast.algorithms.client.sums import ROWS, TensorSum
 from narrowcast.algorithms.codecs.low_rank import draw_basis
 from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
-from narrowcast.algorithms.federated.shared_basis import BandwidthRank, basis_seed, draw_components
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR, basis_seed, draw_components
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
@@ -111,6 +112,21 @@ def test_clients_without_rows_pay_for_an_empty_list_and_change_no_sum(method: An
     assert ledger.uplink_bits[[1, 3]].tolist() == apart[0].ledger.uplink_bits.tolist()
     for name, values in fold(apart).items():
         assert np.array_equal(together.partial[name], values), name
+
+
+@pytest.mark.parametrize("method", [FedMF, CoLR])
+def test_an_upload_of_exactly_its_budget_is_in_the_sum(method: type[FedMF | CoLR]) -> None:
+    """The training adds rows up before they are sent, by the sizes that they will have."""
+    task, algorithm = make_task(synthetic([12, 9, 20])), method()
+    (free,) = train(algorithm, task, np.arange(3))
+    population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
+    (chunk,) = make_chunks(np.arange(3), task.data.examples, 4, 1, population)
+    limited = replace(chunk, budget_bits=free.ledger.uplink_bits - np.array([0, 1, 0]))
+    result = algorithm.train(algorithm.broadcast(algorithm.init(task), task, 1).arrays, limited, task)
+    assert result.ledger.delivered.tolist() == [True, False, True]
+    (wanted,) = train(algorithm, task, np.array([0, 2]))
+    for name, values in wanted.partial.items():
+        assert np.array_equal(result.partial[name], values), name
 
 
 def attacked(method: type[FedMF | CoLR | SCoLR], factor: float) -> Any:

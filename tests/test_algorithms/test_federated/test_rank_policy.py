@@ -5,7 +5,7 @@ import pytest
 
 from narrowcast.algorithms.client.sums import ROWS, TensorSum
 from narrowcast.algorithms.federated.low_rank import SCoLR
-from narrowcast.algorithms.federated.shared_basis import BandwidthRank, UniformRank
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import rounds

@@ -7,8 +7,8 @@ import torch
 from cohorts import Cohort, random_cohort
 from narrowcast.algorithms.client.sums import ROWS, TensorSum
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
-from narrowcast.algorithms.federated.shared_basis import BandwidthRank, draw_components
+from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR, draw_components
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
 from narrowcast.algorithms.local_training.factorisation_kernels import Subspace
 from narrowcast.algorithms.local_training.negatives import draw_batches

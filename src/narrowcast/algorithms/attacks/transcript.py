@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from narrowcast.algorithms.client.sums import ROWS, WEIGHT
 from narrowcast.algorithms.codecs.messages import RowLayout, RowsPayload
-from narrowcast.algorithms.federated.shared_basis import draw_components
+from narrowcast.algorithms.federated.low_rank import draw_components
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import RoundKeys

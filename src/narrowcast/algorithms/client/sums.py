@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Annotated, Any, Literal, Self
 
@@ -318,3 +318,74 @@ def tensor_sum_layout(tensors: Arrays, max_weight: int, max_clients: int) -> Sum
     values = tuple(SumBlock(name, None, values.size) for name, values in named.items())
     group = MaskGroup(values, (SumBlock(WEIGHT, None, 1),))
     return SumLayout((group,), shapes, max_weight, max_clients, one_weight=True)
+
+
+def row_columns_layout(
+    aggregation: Aggregation, columns: int, task: Task, cohort: int, drawn: GroupsOfRanks | None
+) -> SumLayout:
+    """Return the layout of a sum of rows [N, columns] of which clients send the columns that are `drawn`; None for all.
+
+    There is a group for each column, and one for the counts that columns share; one for all if clients send all.
+    """
+    whole = row_sum_layout(aggregation, columns, task, cohort)
+    if drawn is None:
+        return whole
+    n_items, by_component = task.data.n_items, aggregation == "per_component_mean"
+    groups = [
+        MaskGroup((SumBlock(ROWS, column, n_items),), (SumBlock(WEIGHT, column, n_items),) * by_component)
+        for column in range(columns)
+    ]
+    shared = () if by_component else (MaskGroup((), whole.groups[0].counts),)
+
+    def groups_of_ranks(ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
+        sent = drawn(ranks, clients, seed, round_index)
+        return np.hstack([sent.any(axis=1, keepdims=True)] * len(shared) + [sent])
+
+    return replace(whole, groups=(*shared, *groups), max_rank=columns, groups_of_ranks=groups_of_ranks)
+
+
+def tensor_columns_layout(
+    whole: Arrays,
+    by_column: Arrays,
+    aggregation: Aggregation,
+    task: Task,
+    cohort: int,
+    max_rank: int,
+    drawn: Sequence[GroupsOfRanks] | None,
+) -> SumLayout:
+    """Return the layout of a sum of tensors like `whole`, and like `by_column` [long, r], which are sent by column.
+
+    Of the latter clients send the columns that are `drawn` of each; None for all. There is a group for the former, and
+    one for each column; one for all if clients send all.
+    """
+    shapes: dict[str, tuple[tuple[int, ...], DTypeLike]] = {WEIGHT: ((), np.float64)}
+    shapes |= {TENSORS.name(name): (values.shape, values.dtype) for name, values in whole.items()}
+    groups = [
+        MaskGroup(
+            tuple(SumBlock(TENSORS.name(name), None, values.size) for name, values in whole.items()),
+            (SumBlock(WEIGHT, None, 1),),
+        )
+    ]
+    divided = aggregation != "weighted"
+    for name, values in by_column.items():
+        (long, columns), key, divisor = values.shape, TENSORS.name(name), COMPONENT_WEIGHTS.name(name)
+        shapes[key] = (values.shape, values.dtype)
+        if divided:
+            shapes[divisor] = ((columns,), np.float64)
+        groups += [
+            MaskGroup((SumBlock(key, column, long),), (SumBlock(divisor, column, 1),) * divided)
+            for column in range(columns)
+        ]
+    most = largest_weight(task, cohort)
+    if drawn is None:
+        joined = MaskGroup(
+            tuple(part for group in groups for part in group.values),
+            tuple(part for group in groups for part in group.counts),
+        )
+        return SumLayout((joined,), shapes, most, cohort, one_weight=True)
+
+    def groups_of_ranks(ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
+        sent = [columns(ranks, clients, seed, round_index) for columns in drawn]
+        return np.hstack([(ranks > 0)[:, None], *sent])
+
+    return SumLayout(tuple(groups), shapes, most, cohort, True, max_rank, groups_of_ranks)

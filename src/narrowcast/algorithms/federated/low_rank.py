@@ -2,7 +2,9 @@
 
 Reference: Nguyen et al., Towards Efficient Communication and Secure Federated Recommendation System via Low-rank
 Training, WWW 2024 (arXiv:2401.03748), section 4.3 and Algorithm 1. Letters: Q [N, d], A [N, r], B [r, d]; the paper
-writes their transposes.
+writes their transposes. Of a network, every weight with two or more dimensions changes by A B, and the rest is trained
+and sent whole. A weight is viewed as the matrix W [m, d] whose shorter side is d, transposed if that is the first; its
+r is the algorithm's rank, or d if that is less.
 
 SCoLR is CoLR in which every client trains and sends as many components as its link affords: section 4.4, equation 6 and
 Algorithm 2. The authors released no code for it; with `per_item_mean` and `rank_policy: uniform` this one reproduces
@@ -12,18 +14,29 @@ their Table 4. Letters: r_g is the rank of the global update, r_u that of client
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from math import prod
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
 from narrowcast.algorithms.channel.joint import RankLevelGrid, head_bits
 from narrowcast.algorithms.client.client_pass import Arrived, Contribution
-from narrowcast.algorithms.client.sums import COMPONENT_WEIGHTS, SumLayout, TensorSum, tensor_weights
+from narrowcast.algorithms.client.sums import (
+    COMPONENT_WEIGHTS,
+    GroupsOfRanks,
+    SumLayout,
+    TensorSum,
+    row_columns_layout,
+    tensor_columns_layout,
+    tensor_weights,
+)
 from narrowcast.algorithms.client.uploads import Columns, Message, row_bits
 from narrowcast.algorithms.codecs.chain import Codec, Stages, refuse_stateful
 from narrowcast.algorithms.codecs.low_rank import BasisKind, draw_basis
@@ -38,20 +51,7 @@ from narrowcast.algorithms.federated.fedmf import (
     expected_rows,
     named_rows,
 )
-from narrowcast.algorithms.federated.shared_basis import (
-    BASIS,
-    Factor,
-    FactoredWeights,
-    RankPolicy,
-    TensorNames,
-    UniformRank,
-    UpdateSizes,
-    basis_seed,
-    draw_components,
-    label,
-    layout_of_rows,
-    layout_of_weights,
-)
+from narrowcast.algorithms.federated.rank_policy import RankPolicy, UniformRank, UpdateSizes
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.platform.config.catalog import RANK_POLICIES
@@ -60,6 +60,7 @@ from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS
+from narrowcast.platform.seeds import generator, stream_keys, uniform_bits
 from narrowcast.platform.types import (
     Arrays,
     BoolArray,
@@ -68,11 +69,108 @@ from narrowcast.platform.types import (
     IntArray,
     LocalTerms,
     LocalUpdates,
+    PrefixedArrays,
     RowChanges,
 )
 
+
+def label(name: str) -> str:
+    """Return the name of a tensor in random streams: that of an item matrix, which is alone, is empty."""
+    return "" if name == ITEM_FACTORS else name
+
+
+class TensorNames(PrefixedArrays):
+    """Arrays of each tensor under a prefix; that of an item matrix is named by the prefix alone."""
+
+    def name(self, name: str) -> str:
+        """Return the full name of an array of this part."""
+        return super().name(label(name)).removesuffix("/")
+
+    def add(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """Return arrays under their full names."""
+        return {self.name(name): values for name, values in arrays.items()}
+
+    def of(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """Return the arrays of this part under the names of their tensors."""
+        if (alone := self.name(ITEM_FACTORS)) in arrays:
+            return {ITEM_FACTORS: arrays[alone]}
+        return super().of(arrays)
+
+
+BASIS = TensorNames("basis/")
+"""B of each weight, in a broadcast."""
 _UPDATE = TensorNames("update/")
 """A of the last round, and the vectors' change, in a server state."""
+
+
+def basis_seed(seed: int, round_index: int) -> int:
+    """Return the 64-bit seed that the server sends for the basis of a round."""
+    return int(generator(seed, "basis", round_index).integers(2**64, dtype=np.uint64))
+
+
+def draw_components(
+    ranks: IntArray, rank: int, clients: IntArray, seed: int, round_index: int, name: str = ""
+) -> BoolArray:
+    """Return S_u of each client, [C, rank]: a random subset of `ranks[u]` of the components of the tensor `name`."""
+    if (ranks >= rank).all():
+        return np.ones((len(clients), rank), dtype=bool)
+    keys = stream_keys(seed, "components" + name, round_index, clients)
+    order = uniform_bits(keys[:, None], np.arange(rank)[None, :]).argsort(axis=1)
+    components = np.zeros((len(clients), rank), dtype=bool)
+    np.put_along_axis(components, order, np.arange(rank) < ranks[:, None], axis=1)
+    return components
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The shape of the factors of a weight W, or of the item matrix. Shapes: A [long, rank], B [rank, short]."""
+
+    shape: tuple[int, ...]
+    long: int
+    short: int
+    rank: int
+    transposed: bool
+
+    @classmethod
+    def all_of(cls, model: Arrays, rank: int) -> dict[str, Factor]:
+        """Return the factors of an item matrix, or of a network's weights; vectors have none."""
+        if ITEM_FACTORS in model:
+            n_items, dimension = shape = model[ITEM_FACTORS].shape
+            return {ITEM_FACTORS: cls(shape, n_items, dimension, rank, transposed=False)}
+        factors = {name: cls.of(values.shape, rank) for name, values in model.items()}
+        return {name: factor for name, factor in factors.items() if factor}
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], rank: int) -> Factor | None:
+        """Return the factor of a tensor of this shape; None for a vector."""
+        if len(shape) < 2:
+            return None
+        rows, columns = shape[0], prod(shape[1:])
+        short = min(rows, columns)
+        return cls(shape, max(rows, columns), short, min(rank, short), transposed=rows < columns)
+
+    def change_of(self, a: NDArray[Any], basis: NDArray[Any]) -> NDArray[Any]:
+        """Return A B in the weight's own shape, of arrays."""
+        return self.change(torch.from_numpy(a), torch.from_numpy(np.array(basis))).numpy()
+
+    def change(self, a: Tensor, basis: Tensor) -> Tensor:
+        """Return A B in the weight's own shape."""
+        product = a @ basis
+        return (product.T if self.transposed else product).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class FactoredWeights:
+    """The parameters of a module from the A and the vectors that a client trains, and from W and B."""
+
+    factors: tuple[tuple[str, Factor], ...]
+
+    def __call__(self, trained: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return W + A B for each weight, and the vectors."""
+        changes = {
+            name: frozen[name] + factor.change(trained[name], frozen[BASIS.name(name)]) for name, factor in self.factors
+        }
+        return {**trained, **changes}
 
 
 class LowRank(RowAveraging, ABC):
@@ -137,11 +235,8 @@ class LowRank(RowAveraging, ABC):
     def init(self, task: Task) -> Arrays:
         """Return the model's parameters, and A = 0."""
         model = task.initial_parameters()
-        dtype, factors = dtype_of(model), Factor.all_of(model, self.rank)
-        shapes = {name: values.shape for name, values in model.items()}
-        shapes |= {name: (factor.long, factor.rank) for name, factor in factors.items()}
-        zeros = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
-        coded, held = self.coded_change.init(shapes, dtype), self.begun_download(model)
+        zeros, held = self._zeros(model), self.begun_download(model)
+        coded = self.coded_change.init({name: values.shape for name, values in zeros.items()}, dtype_of(model))
         return {**model, **_UPDATE.add(zeros), **changed_rows(zeros), **coded, **held}
 
     # Server half; lines are those of Algorithms 1 and 2, and S_u is the identity in the first
@@ -245,9 +340,34 @@ class LowRank(RowAveraging, ABC):
         return Contribution(arrived.tensors, weight, sums=counts)
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout:
-        """Return the layout of the sum of A."""
-        layout = layout_of_rows if isinstance(task.model, MatrixFactorisation) else layout_of_weights
-        return layout(task, cohort, self.rank, self.aggregation, chosen=self.clients_choose_ranks)
+        """Return the layout of the sum of A, and of the vectors."""
+        chosen = self.clients_choose_ranks
+        if isinstance(task.model, MatrixFactorisation):
+            drawn = self._drawn(ITEM_FACTORS, self.rank) if chosen else None
+            return row_columns_layout(self.aggregation, self.rank, task, cohort, drawn)
+        model = task.initial_parameters()
+        sent, factors = self._zeros(model), Factor.all_of(model, self.rank)
+        return tensor_columns_layout(
+            {name: values for name, values in sent.items() if name not in factors},
+            {name: sent[name] for name in factors},
+            *(self.aggregation, task, cohort, self.rank),
+            [self._drawn(name, factor.rank) for name, factor in factors.items()] if chosen else None,
+        )
+
+    def _drawn(self, name: str, rank: int) -> GroupsOfRanks:
+        """Return the function that draws S_u of a weight, of clients of given ranks."""
+
+        def drawn(ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
+            return draw_components(ranks, rank, clients, seed, round_index, label(name))
+
+        return drawn
+
+    def _zeros(self, model: Arrays) -> dict[str, NDArray[Any]]:
+        """Return A = 0 of each weight, and vectors of zeros."""
+        dtype, factors = dtype_of(model), Factor.all_of(model, self.rank)
+        shapes = {name: values.shape for name, values in model.items()}
+        shapes |= {name: (factor.long, factor.rank) for name, factor in factors.items()}
+        return {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
 
     def _columns(self, model: Arrays, chunk: Chunk, task: Task) -> Columns:
         """Return r_u of each client of a network, and the components S_u that it trains of each weight."""

@@ -20,7 +20,7 @@ from narrowcast.algorithms.client.client_pass import ClientPass, Contribution
 from narrowcast.algorithms.client.sums import SumLayout
 from narrowcast.algorithms.client.uploads import chunk_result
 from narrowcast.algorithms.federated.low_rank import SCoLR
-from narrowcast.algorithms.federated.shared_basis import BandwidthRank, ChannelRank, RankPolicy, UniformRank
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank, ChannelRank, RankPolicy, UniformRank
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.key_store_process import key_store_process
 from narrowcast.algorithms.secure.messages import Messages

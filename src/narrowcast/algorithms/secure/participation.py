@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.client.sums import MaskGroup
-from narrowcast.algorithms.federated.shared_basis import BandwidthRank, UniformRank
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
 from narrowcast.algorithms.secure.masks import OpenableGroups, with_enough_senders
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.schemes import Encryption, Integers, PublicKey

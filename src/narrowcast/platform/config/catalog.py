@@ -287,11 +287,11 @@ SECURES = Registry(
 )
 RANK_POLICIES = Registry(
     "rank_policy",
-    "algorithms.federated.shared_basis:RankPolicy",
+    "algorithms.federated.rank_policy:RankPolicy",
     {
-        "uniform": "algorithms.federated.shared_basis:UniformRank",
-        "bandwidth": "algorithms.federated.shared_basis:BandwidthRank",
-        "channel": "algorithms.federated.shared_basis:ChannelRank",
+        "uniform": "algorithms.federated.rank_policy:UniformRank",
+        "bandwidth": "algorithms.federated.rank_policy:BandwidthRank",
+        "channel": "algorithms.federated.rank_policy:ChannelRank",
     },
     "uniform",
 )
