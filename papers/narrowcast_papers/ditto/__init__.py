@@ -1,0 +1,1 @@
+"""Ditto: the best pull on point estimation."""

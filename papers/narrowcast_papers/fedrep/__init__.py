@@ -1,0 +1,1 @@
+"""FedRep: the linear representation of its theory."""
