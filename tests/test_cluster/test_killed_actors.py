@@ -36,12 +36,16 @@ STATEFUL = {
         "scaffold": "scaffold",
         "feddyn": "feddyn",
         "apfl": "apfl",
+        "adaptive-apfl": "{kind: apfl, alpha_rate: 0.1}",
         "ditto": "ditto",
         "partial": "partial",
+        "pfedme": "pfedme",
+        "per_fedavg": "per_fedavg",
+        "fine_tune": "fine_tune",
         "median": "{kind: fedavg, aggregator: median}",
         "scolr": "scolr",
     }.items()
-}
+} | {"local": ("fedavg-digits", [*DIGITS, "algorithm=local", "evaluate_clients=[test]"])}
 
 # Clients that keep factors of their own, of which few send anything.
 FACTORS = {
