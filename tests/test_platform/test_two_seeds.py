@@ -72,6 +72,10 @@ PUBLIC = {
     ("sdp/mixing.py", "'perturbation'"),
     ("solves/max_cut.py", "'hyperplane'"),
     ("tuning/samplers.py", "'sampler'"),
+    ("personal/clients.py", "'mixtures of classes'"),
+    ("personal/mnist.py", "'training images'"),
+    ("ditto/theory.py", "'points'"),
+    ("fedrep/problem.py", "'linear representation'"),
     ("wireless/figures.py", "'least squares'"),
     ("wireless/figures.py", "'quantisers'"),
     # the global model before round 1

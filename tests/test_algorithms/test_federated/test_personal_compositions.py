@@ -100,11 +100,10 @@ def test_what_clients_keep_does_not_depend_on_how_messages_travel(method: str, t
         assert 0 < sent < of_plain / 2
 
 
-@pytest.mark.parametrize("schedule", ["rounds", "buffered"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "schedule"), [*((method, "rounds") for method in METHODS), *((method, "buffered") for method in SHARING)]
+)
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(method: str, schedule: str) -> None:
-    if method == "local" and schedule == "buffered":
-        pytest.skip("refused below")
     of = experiment(method, rounds=4, **(BUFFERED if schedule == "buffered" else {}))
     whole = run(of)
     last, again = whole[-1], run(of, state_of(whole[1]))[-1]
