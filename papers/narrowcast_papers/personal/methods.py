@@ -49,7 +49,7 @@ class Split:
         return f"Dirichlet {self.alpha:g}, {self.images} images"
 
 
-SPLITS = (Split(0.3, 20, 10, 2), Split(0.3, 100, 20, 1), Split(1.0, 20, 10, 2))
+SPLITS = (Split(0.3, 20, 10, 2), Split(0.3, 100, 20, 1))
 """A client takes four steps of ten images in a round, or five of twenty."""
 
 
@@ -139,7 +139,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Method]]] = {
     "perceptron": ("{kind: mlp, hidden: [32]}", _PARTS),
 }
 """The model and the methods; a single layer has no body and head, so that methods that split a network have another."""
-GROUPS = ((SPLITS[0], "softmax"),)
+GROUPS = ((SPLITS[0], "softmax"), (SPLITS[0], "perceptron"), (SPLITS[1], "softmax"))
 """The split and the model of the cells that are compared with one another."""
 
 

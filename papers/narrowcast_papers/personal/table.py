@@ -130,7 +130,7 @@ def plot(rows: Rows, path: Path) -> None:
         names = list(MODELS[model][1])
         axes.set_yticks(range(len(names)), names[::-1])
         of_model = [split for split, other in GROUPS if other == model]
-        for colour, shift, split in zip(COLOURS, (0.2, 0.0, -0.2), of_model, strict=False):
+        for colour, shift, split in zip(COLOURS, (0.2, -0.2), of_model, strict=False):
             found = finished_methods(rows, cells(split, model))
             for index, (name, each) in enumerate(found.items()):
                 axes.errorbar(
