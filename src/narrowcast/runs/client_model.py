@@ -50,12 +50,12 @@ def client_module(folder: Path, experiment: Experiment, rounds: int, client: int
 
 def _last_state(folder: Path, experiment: Experiment, run: Run, rounds: int) -> RunState:
     """Return the state after the last round, which is that of this experiment and its data."""
-    place = checkpoint_place(experiment, folder)
+    checkpoints = checkpoint_place(experiment, folder)
     advice = "what clients keep is nowhere else: run the experiment again"
     try:
-        kept = load_checkpoint(place, RunState)
+        kept = load_checkpoint(checkpoints, RunState)
     except NoCheckpointError as error:
-        raise UserError(f"{folder.name} has no checkpoint in {place} any more; {advice}") from error
+        raise UserError(f"{folder.name} has no checkpoint in {checkpoints} any more; {advice}") from error
     check_digest(folder, kept, experiment)
     check_same_data(folder, kept, run.task.data)
     if kept.state.round_index != rounds:

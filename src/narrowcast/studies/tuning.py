@@ -154,7 +154,7 @@ def searched(
         runs = [finished(rows, tuning(point), seeds) for point in around]
         if not all(runs):
             return None, tried
-        reached = [sum(run["final"].get(metric, 0.0) for run in each) for each in runs]
+        reached = [sum(run["final"].get(metric, 0.0) for run in of_point) for of_point in runs]
         if (best := around[reached.index(max(reached))]) == centre:
             return centre, tried
         centre = best

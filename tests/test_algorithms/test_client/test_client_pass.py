@@ -10,7 +10,7 @@ import pytest
 
 from digits import digits, make_task, train
 from narrowcast.algorithms.client.client_pass import Contribution
-from narrowcast.algorithms.client.sums import add_up
+from narrowcast.algorithms.client.sums import TensorSum, add_up
 from narrowcast.algorithms.client.uploads import Message
 from narrowcast.algorithms.codecs.messages import DensePayload
 from narrowcast.algorithms.federated.aggregator import CoordinateMedian
@@ -235,6 +235,13 @@ def test_losses_and_models_of_an_attackers_own_stay_true() -> None:
     result = Lying().send({}, Chunk(1, 0, np.arange(2), {"p": np.zeros((2, 1))}), task, [updates])
     assert result.ledger.loss.tolist() == [0.25, 0.5]
     assert result.state["p"].tolist() == [[3], [5]]
+
+
+def test_columns_are_divided_by_the_weights_of_those_who_sent_them() -> None:
+    sums = {"a": np.array([[6.0, 0, 5], [3, 0, -1]]), "b": np.array([8.0, 2])}
+    total = TensorSum(sums, np.array(4.0), {"a": np.array([3.0, 0, 1])})
+    assert total.mean("a").tolist() == [[2, 0, 5], [1, 0, -1]]
+    assert total.mean("b").tolist() == [2, 0.5]
 
 
 def test_partial_sums_are_added_in_the_order_of_the_chunks() -> None:

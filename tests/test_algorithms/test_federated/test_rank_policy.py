@@ -67,12 +67,12 @@ def test_bandwidth_at_the_edges(uplink: float, rank: int) -> None:
     assert BandwidthRank().ranks(profiles(np.arange(1), np.array([uplink])), RANK, bits(1), 0, 1).tolist() == [rank]
 
 
-def train(algorithm: SCoLR, uplink: list[float]) -> tuple[ChunkResult, Array]:
+def train(algorithm: SCoLR, uplink: list[float], budget: Array | None = None) -> tuple[ChunkResult, Array]:
     data = synthetic([10, 20, 6, 14])
     task = make_task(data, uplink=np.array(uplink))
     users = task.model.init_clients(data, 0)
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
-    return algorithm.train(broadcast, Chunk(1, 0, np.arange(4), users), task), np.asarray(users[USER_FACTORS])
+    return algorithm.train(broadcast, Chunk(1, 0, np.arange(4), users, budget), task), np.asarray(users[USER_FACTORS])
 
 
 @pytest.mark.parametrize("rows", ["touched", "all"])
@@ -86,10 +86,11 @@ def test_what_is_sent_is_within_the_budget(aggregation: str, rows: str) -> None:
     assert (result.ledger.uplink_bits == 0).tolist() == (result.ledger.rank == 0).tolist()
 
 
+@pytest.mark.parametrize("budget", [None, np.full(4, 10**6)], ids=["no budget", "a budget"])
 @pytest.mark.parametrize("aggregation", ["per_item_mean", "weighted"])
-def test_a_client_that_affords_nothing_learns_but_is_not_counted(aggregation: str) -> None:
+def test_a_client_that_affords_nothing_learns_but_is_not_counted(aggregation: str, budget: Array | None) -> None:
     algorithm = SCoLR(aggregation=aggregation, rank_policy=BandwidthRank())
-    result, before = train(algorithm, [1e9, 50.0, 1e9, 1e9])
+    result, before = train(algorithm, [1e9, 50.0, 1e9, 1e9], budget)
     everyone, _ = train(algorithm, [1e9, 1e9, 1e9, 1e9])
     assert result.ledger.rank.tolist() == [8, 0, 8, 8]
     assert result.ledger.uplink_bits[1] == 0

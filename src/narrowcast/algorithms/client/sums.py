@@ -72,7 +72,7 @@ def add_up(partials: Sequence[Arrays]) -> Arrays:
     each = {name: np.concatenate([partial[name] for partial in partials]) for name in EACH.add(EACH.of(partials[0]))}
     first, *rest = (EACH.without(partial) for partial in partials)
     if not rest:
-        return {**{name: values.copy() for name, values in first.items()}, **each}
+        return {**first, **each}
     with np.errstate(over="ignore"):  # a sum that leaves the finite numbers ends the run with advice
         total = {name: np.asarray(values + rest[0][name]) for name, values in first.items()}
         for partial in rest[1:]:

@@ -133,21 +133,22 @@ def model_of_client(live: LiveState, client: int) -> tuple[Model, Arrays, Arrays
     run = live.run
     broadcast, chunks = _in_chunks(live)
     chunk = next(chunk for chunk in chunks if client in chunk.clients)
-    place = int(np.searchsorted(chunk.clients, client))
+    position = int(np.searchsorted(chunk.clients, client))
     with naming_round(chunk.round_index, chunk.clients):
         chunk = _joined(run, broadcast, chunk)
-        part = next(part for part in run.algorithm.plain.own_models(broadcast, chunk, run.task) if place in part.places)
-    row = int(np.flatnonzero(part.places == place)[0])
+        models = run.algorithm.plain.own_models(broadcast, chunk, run.task)
+        part = next(part for part in models if position in part.places)
+    row = int(np.flatnonzero(part.places == position)[0])
     parameters = {name: values[row if len(values) > 1 else 0] for name, values in part.parameters.items()}
     private = run.task.model.client_parameters or ()
-    return part.model, parameters, {name: chunk.state[name][place] for name in private}
+    return part.model, parameters, {name: chunk.state[name][position] for name in private}
 
 
 def _in_chunks(live: LiveState) -> tuple[Arrays, Iterator[Chunk]]:
     """Return what clients are sent to be measured after the last round, and all of them in chunks, new ones apart."""
     run, round_index, population = live.run, live.round_index, live.population
-    everybody, new = np.arange(run.task.data.n_clients), run.new_clients
-    groups = [everybody] if new is None else [everybody[~new], everybody[new]]
+    all_clients, new = np.arange(run.task.data.n_clients), run.new_clients
+    groups = [all_clients] if new is None else [all_clients[~new], all_clients[new]]
     algorithm = run.algorithm.plain
     if algorithm.personalises:
         broadcast = algorithm.broadcast(live.server, run.task, round_index + 1).arrays
