@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test data-tests slow lint docs wheel lock sbom bench ui clean
+.PHONY: help venv demo test data-tests slow thorough lint docs wheel lock sbom bench ui clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -39,7 +39,10 @@ data-tests: venv ## the tests that need data sets, where make test had none
 
 # One more worker than cores, as these tests wait for processes, outages and leases a good part of their time.
 slow: venv ## the slow tests: kills, outages and real clusters
-	$(BIN)/python -m pytest -n $$(( $(JOBS) + 1 )) --dist loadfile -m slow
+	$(BIN)/python -m pytest -n $$(( $(JOBS) + 1 )) --dist loadfile -m "slow and not thorough"
+
+thorough: venv ## further repetitions of the slow tests: more seeds, damages and histories of the same kinds; an hour
+	$(BIN)/python -m pytest -n $(JOBS) --dist load -m thorough
 
 docs: venv ## the documentation site, in build/docs/index.html; warnings are errors, external links are listed
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -b html -d build/doctrees docs build/docs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,8 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Values, besides the defaults, with which algorithms are tried: fewer directions than there are to send."""
 WITHOUT_CODECS = {"fedma", "local"}
 """Algorithms whose clients send no changes, or nothing."""
+ON_CONVOLUTIONS = {"fedavg", "scaffold", "ditto", "partial", "submodel", "scolr"}
+"""Algorithms of each kind of sum, state and part, that are tried on convolutions by default."""
 
 
 def cases(codecs: Mapping[str, list[Any]] = CODECS) -> Iterator[tuple[str, AlgorithmCase]]:
@@ -62,8 +64,17 @@ def test_without_a_codec(name: str, law: Callable[[AlgorithmCase], None]) -> Non
     law(FLOAT32[name])
 
 
+def sampled(names: Iterable[str]) -> list[Any]:
+    """Return the cases; convolutions, the dearest ones, of methods that keep to FedAvg's are for `make thorough`."""
+    dear = [pytest.mark.slow, pytest.mark.thorough]
+    return [
+        pytest.param(name, marks=dear if "-cnn-" in name and name.partition("-")[0] not in ON_CONVOLUTIONS else ())
+        for name in names
+    ]
+
+
 @by_name(LAWS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES))
 def test_through_every_codec(name: str, law: Callable[[AlgorithmCase], None]) -> None:
     law(CASES[name])
 

@@ -41,7 +41,10 @@ def test_a_few_mutations(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.thorough if index % 4 else ()) for index, name in enumerate(PARSERS)],
+)
 def test_many_mutations(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path, 200, 0)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,18 +55,23 @@ def test_in_this_process(name: str) -> None:
     assert_as_written_down(name, result_of(experiment, last))
 
 
+def repeated(names: Iterable[str]) -> list[Any]:
+    """Return the runs, of which those of methods that `QUICK` has already are for `make thorough`."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in names]
+
+
 ALONE = [name for name in ROWS if "secure" not in short_runs()[name]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", repeated(ALONE))
 def test_in_lockstep_with_another_seed(name: str) -> None:
     first, second = (loaded(name, seed=seed, **{"data.seed": 0}) for seed in (0, 1))
     assert_as_written_down(name, in_lockstep(first, second))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", repeated(ROWS))
 def test_resumed_after_the_first_round(name: str) -> None:
     first, *_ = outcomes(experiment := loaded(name))
     *_, last = outcomes(experiment, state=first.state)
