@@ -394,7 +394,7 @@ class Comparison(RunComparison[Result]):
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be said of the controls of personal methods, see `narrowcast.runs.controls`."""
+        """Return the lines on the controls of personal methods, see `narrowcast.runs.controls`."""
         return remarks(self.groups, self.settings_by_run, self.added)
 
     @property

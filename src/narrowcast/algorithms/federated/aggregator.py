@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AggregationContext:
-    """What a rule may know of its round besides the changes: the public seed, and the last round's aggregate.
+    """A round as a rule may know it besides the changes: by the public seed and the last round's aggregate.
 
     `last` has the tensors of a change, zeros before the first aggregate; it is empty unless the rule `remembers`.
     """
@@ -63,7 +63,7 @@ class Aggregator(Section, ABC):
 
     @property
     def traits(self) -> AggregatorTraits:
-        """What the rule keeps, and needs."""
+        """Return the properties of the rule; by default it keeps all laws and remembers nothing."""
         return AggregatorTraits()
 
     def check(self, clients: int) -> None:

@@ -214,7 +214,7 @@ class Run:
 
     @cached_property
     def new_clients(self) -> BoolArray | None:
-        """Whether each client never takes part and is measured alone, [U]; None if all may take part."""
+        """Return whether each client never takes part and is measured alone, [U]; None if all may take part."""
         return drawn_new_clients(self.plan.new_clients, self.task.data.n_clients, self.plan.seed)
 
     def free(self, round_index: int, seconds: float) -> BoolArray | None:
