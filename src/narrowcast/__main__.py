@@ -13,6 +13,7 @@ def main() -> NoReturn:
 
         run_commands()
     except KeyboardInterrupt:
+        exec("")  # Python ends by SIGINT if the last exec, as in a dataclass of an import, was interrupted
         sys.exit("narrowcast: interrupted")
 
 

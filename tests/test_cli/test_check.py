@@ -192,6 +192,23 @@ def test_a_check_that_is_interrupted_ends_with_all_that_it_started(
         command.clean_up()
 
 
+def test_a_command_that_is_interrupted_within_an_exec_ends_with_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an interrupted exec of a text, as in a dataclass, Python ends by SIGINT unless another follows."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "endless.py").write_text(
+        "exec('import pathlib, time; pathlib.Path(\\'began\\').touch(); time.sleep(60)')"
+    )
+    command = Command("show", "fedavg-digits", "algorithm=endless:Endless", "--trust", log=tmp_path / "log")
+    try:
+        command.wait_until((tmp_path / "began").exists)
+        command.send(signal.SIGTERM)
+        assert (command.wait(), command.err) == (1, "narrowcast: interrupted\n")
+    finally:
+        command.clean_up()
+
+
 SEEDED = """
 from typing import Literal
 

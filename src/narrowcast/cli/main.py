@@ -164,6 +164,7 @@ def _stop(*_: object) -> NoReturn:
 def _fail(message: str, status: int) -> NoReturn:
     if STOPPING.is_set():  # a second interrupt would end Python by the signal while it shuts down
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        exec("")  # so would an interrupted exec, as in a dataclass, though it is handled; the last one counts
     with suppress(OSError):  # the terminal may be closed
         complain(message)
     sys.exit(status)
