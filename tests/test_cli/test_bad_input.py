@@ -32,6 +32,7 @@ DIGITS = ("fedavg-digits", "--backend", "local", "rounds=1", "tracking.system_me
         ("model.hidden=[true]", "model.hidden.0 = true: should be a number"),
         ("model.hidden=[-3]", "model.hidden.0 = -3: should be greater than or equal to 1"),
         ("model.hidden=[65536,65536]", "this model has 4,299,948,042 parameters, 17 GB"),
+        ("algorithm={kind: fine_tune, fine_tune_rate: 0}", "algorithm.fine_tune_rate = 0: should be greater than 0"),
         ("model=5", "model = 5: should be a kind, or a section with a kind"),
         ("clock=3", "clock = 3: should be a mapping"),
         ("fleet.tiers=3", "fleet.tiers = 3: should be a list"),

@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
 }
 METHODS: dict[str, Mapping[str, Any]] = {
     "local": {},
-    "fine_tune": {"fine_tune_epochs": 2},
+    "fine_tune": {"fine_tune_epochs": 2, "fine_tune_rate": 0.05},
     "ditto": {"pull": 0.5},
     "apfl": {"alpha_rate": 0.1},
     "partial": {"kept": "head"},

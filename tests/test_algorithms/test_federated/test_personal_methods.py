@@ -23,14 +23,15 @@ from narrowcast.algorithms.federated.partial import Partial
 from narrowcast.algorithms.federated.per_fedavg import PerFedAvg
 from narrowcast.algorithms.federated.pfedme import PFedMe
 from narrowcast.algorithms.local_training.batches import draw_schedule
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.config.files import Section
+from narrowcast.platform.contracts import Task, Training
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.state import RunState
-from narrowcast.platform.types import Arrays, Chunk, LocalTerms
+from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]
 EVERYONE = np.arange(len(COUNTS))
@@ -112,6 +113,15 @@ def test_a_client_that_adapts_takes_steps_of_alpha() -> None:
     state = run(algorithm, task, n_rounds=2, clients=3)
     x = state.server["weight"].item()
     assert used(algorithm, task, state)["weight"].ravel() == pytest.approx(x - STEP * A * (x - B), abs=1e-12)
+
+
+@pytest.mark.parametrize("n_steps", [1, 7])
+def test_fine_tuning_takes_steps_of_its_own_rate(n_steps: int) -> None:
+    task, algorithm = least_squares(2), FineTune(fine_tune_epochs=n_steps, fine_tune_rate=STEP)
+    state = run(algorithm, task, n_rounds=3, clients=3)
+    assert state.server["weight"] == run(FedAvg(), task, n_rounds=3, clients=3).server["weight"]
+    tuned = B + (1 - STEP * A) ** n_steps * (state.server["weight"].item() - B)
+    assert used(algorithm, task, state)["weight"].ravel() == pytest.approx(tuned, abs=1e-10)
 
 
 @pytest.mark.parametrize("inner_steps", [1, 3])
@@ -296,6 +306,47 @@ def test_fine_tuning_changes_no_round_and_is_training_from_the_global_model(task
         assert relative_error(of_client(tuned, client), plain_client(apart, state.server, client)) < 1e-5
     same = used(FineTune(fine_tune_epochs=0), task, state)
     assert all(np.array_equal(values[0], state.server[name]) for name, values in same.items())
+
+
+@pytest.mark.parametrize("schedule", [None, {"kind": "step", "every": 1}])
+def test_a_rate_of_fine_tuning_that_is_the_trainings_gives_the_same_bits(schedule: Any) -> None:
+    task = make_task(digits(COUNTS), MLP(hidden=(16,)), learning_rate_schedule=schedule)
+    plain, algorithm = FineTune(), FineTune(fine_tune_rate=task.training.learning_rate)
+    state = run(algorithm, task, n_rounds=2)
+    tuned, wanted = used(algorithm, task, state), used(plain, task, run(plain, task, n_rounds=2))
+    assert all(np.array_equal(values, wanted[name]) for name, values in tuned.items())
+    other = used(FineTune(fine_tune_rate=0.05), task, state)
+    assert not any(np.array_equal(values, wanted[name]) for name, values in other.items())
+    model = used(FineTune(fine_tune_epochs=0, fine_tune_rate=0.05), task, state)
+    assert all(np.array_equal(values[0], state.server[name]) for name, values in model.items())
+
+
+class Still(Training, Section):
+    """A training that takes no steps, and so has no learning rate."""
+
+    kind: Literal["still"] = "still"
+    epochs: int = 1
+    device: Literal["cpu"] = "cpu"
+
+    def check(self, task: Task) -> None:
+        pass
+
+    def mode(self, task: Task) -> Literal["batched"]:
+        return "batched"
+
+    def samples(self, task: Task, clients: IntArray) -> IntArray:
+        return np.zeros(len(clients), dtype=np.int64)
+
+    def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
+        raise AssertionError("nothing trains here")
+
+
+def test_a_rate_of_fine_tuning_needs_a_training_with_one(task: Task) -> None:
+    still = replace(task, training=Still())
+    FineTune().check(still)
+    words = r"algorithm.fine_tune_rate = 0.05: training.kind = still has no learning rate; leave it out"
+    with pytest.raises(UserError, match=words):
+        FineTune(fine_tune_rate=0.05).check(still)
 
 
 def test_fedbabu_holds_the_head_as_it_was_drawn_until_it_is_measured(task: Task) -> None:

@@ -123,7 +123,10 @@ Adapted = Callable[[Client, Values, Values], Values]
 METHODS: dict[str, tuple[dict[str, Any], Adapted]] = {
     "fedavg": ({}, lambda _client, x, _start: x),
     "local": ({}, lambda client, _x, start: client.descended(start)),
-    "fine_tune": ({"fine_tune_epochs": 2}, lambda client, x, _start: client.descended(x, 2)),
+    "fine_tune": (
+        {"fine_tune_epochs": 2, "fine_tune_rate": 0.05},
+        lambda client, x, _start: client.descended(x, 2, 0.05),
+    ),
     "per_fedavg": ({"alpha": 0.05, "batches": "same"}, lambda client, x, _start: client.descended(x, 1, 0.05)),
     "ditto": ({"pull": 0.5}, ditto),
     "apfl": ({"alpha": 0.3}, apfl),

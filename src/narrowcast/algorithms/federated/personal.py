@@ -79,19 +79,29 @@ def check_adapted(task: Task, asked: str) -> None:
 
 
 def adapted(
-    model: Arrays, chunk: Chunk, task: Task, epochs: int, *, rule: LocalRule | None = None, of_each: bool = False
+    model: Arrays,
+    chunk: Chunk,
+    task: Task,
+    epochs: int,
+    *,
+    rule: LocalRule | None = None,
+    learning_rate: float | None = None,
+    of_each: bool = False,
 ) -> Arrays:
     """Return each client's parameters [C, ...] after local epochs from `model`, or [C, ...] `of_each`, as it trains.
 
     The batches are of training samples alone, and drawn from private streams apart from those of the rounds; nothing
-    is kept. `rule` takes the steps in place of the training's.
+    is kept. `rule` takes the steps in place of the training's, and `learning_rate` is in place of its own.
     """
     each = model if of_each else {name: values[np.newaxis] for name, values in model.items()}
     if not epochs:
         return each
     terms = LocalTerms(epochs=np.full(len(chunk.clients), epochs), rule=rule, start=model if of_each else None)
-    apart = replace(task, private_seed=task.private_seed.successor())
-    changes = task.training.train({} if of_each else model, replace(chunk, epochs=None), apart, terms).changes
+    training = task.training
+    if learning_rate is not None:
+        training = training.model_copy(update={"learning_rate": learning_rate})
+    apart = replace(task, training=training, private_seed=task.private_seed.successor())
+    changes = training.train({} if of_each else model, replace(chunk, epochs=None), apart, terms).changes
     return {name: values + changes[name] if name in changes else values for name, values in each.items()}
 
 
