@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     aggregators: Namespace
     allocations: Namespace
+    attacks: Namespace
     availabilities: Namespace
     samplings: Namespace
     backends: Namespace
@@ -86,6 +87,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "learning_rate_schedules",
     "server_optimizers",
     "aggregators",
+    "attacks",
     "losses",
     "metrics",
     "training",

@@ -48,6 +48,7 @@ REGISTRY_NAMES = {
     "aggregators": "aggregator",
     "algorithms": "algorithm",
     "allocations": "allocation",
+    "attacks": "attack",
     "availabilities": "availability",
     "backends": "backend",
     "channels": "channel",

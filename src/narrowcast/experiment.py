@@ -27,6 +27,7 @@ from narrowcast.algorithms.secure.schemes import AnyScheme, NoProtection, librar
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.platform.config.catalog import (
     ALGORITHMS,
+    ATTACKS,
     BACKENDS,
     DATA,
     FLEETS,
@@ -54,10 +55,11 @@ from narrowcast.platform.data.dataset import Dataset, DataSource
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import Model
+from narrowcast.platform.rounds.adversary import Attack, recruited
 from narrowcast.platform.rounds.fleet import Tiers, check_profiles
 from narrowcast.platform.rounds.loop import Backend, LocalBackend
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.sampling import cohort_size
+from narrowcast.platform.rounds.sampling import cohort_size, drawn_new_clients
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.tracking.metrics import Targets
@@ -104,6 +106,9 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         FactorisationSGD(), description="local training of a client; its defaults depend on the data set"
     )
     fleet: Annotated[Fleet, FLEETS] = Field(Tiers(), description="uplink, downlink and compute speed of each client")
+    attack: Annotated[Attack, ATTACKS] | None = Field(
+        None, description="what the attackers among the clients do; null: all clients are honest"
+    )
     radio: CellRadio | None = Field(
         None,
         description="channel, budgets and allocation of a round's bits; null: the links of the fleet, without budgets",
@@ -130,7 +135,11 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         start = None
         if self.start_from is not None:
             start = start_model(Path(self.start_from), folder, self.model, data, self.seed)
-        task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed, start)
+        adversary = None
+        if self.attack is not None:
+            new = drawn_new_clients(self.new_clients, data.n_clients, self.seed)
+            adversary = recruited(self.attack, data, new, self.seed, self.private_seed)
+        task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed, start, adversary)
         algorithm = self.secured_algorithm
         Run(self, algorithm, task).check()
         task = pinned(task, folder)
@@ -190,10 +199,10 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         """Return those of the nested values that are part of the identity, by dotted path.
 
         With a seed of the clients' own, runs are others than those of version 0.2, whose streams were not hashed.
-        Without new clients, they are those of versions that had none.
+        Without new clients and attackers, they are those of versions that had none.
         """
         own = values.get("client_seed") not in (None, values.get("seed"))
-        kept = {name: value for name, value in values.items() if value or name != "new_clients"}
+        kept = {name: value for name, value in values.items() if value or name not in ("new_clients", "attack")}
         return super().identity_of(kept) | ({"client_streams": "hashed"} if own else {})
 
 

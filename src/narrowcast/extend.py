@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from narrowcast.platform.models.measures import Loss, Metric
     from narrowcast.platform.models.model import Model
     from narrowcast.platform.models.neural_network import NeuralNetwork
+    from narrowcast.platform.rounds.adversary import Attack, Seen
     from narrowcast.platform.rounds.ledger import ChunkResult, Weighted
     from narrowcast.platform.rounds.loop import Backend
     from narrowcast.platform.rounds.plan import Schedule
@@ -101,6 +102,7 @@ __all__ = [
     "Allocation",
     "Arrays",
     "Arrived",
+    "Attack",
     "Availability",
     "Averaging",
     "Backend",
@@ -159,6 +161,7 @@ __all__ = [
     "Samples",
     "Sampling",
     "Schedule",
+    "Seen",
     "ServerOptimizer",
     "Shapes",
     "Signal",
@@ -239,6 +242,7 @@ _HOMES = {
     "Metric": "platform.models.measures",
     "Model": "platform.models.model",
     "NeuralNetwork": "platform.models.neural_network",
+    **dict.fromkeys(("Attack", "Seen"), "platform.rounds.adversary"),
     **dict.fromkeys(("ChunkResult", "Weighted"), "platform.rounds.ledger"),
     "Schedule": "platform.rounds.plan",
     "generator": "platform.seeds",

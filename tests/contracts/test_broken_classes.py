@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 import broken_algorithms
+import broken_attacks
 import broken_engines
 import broken_scenes
 import broken_solvers
@@ -17,7 +18,13 @@ from narrowcast.laws.law import evaluate_laws
 from narrowcast.laws.registries import LAWS
 from narrowcast.platform.errors import UserError
 
-BROKEN = [*broken_algorithms.BROKEN, *broken_scenes.BROKEN, *broken_engines.BROKEN, *broken_solvers.BROKEN]
+BROKEN = [
+    *broken_algorithms.BROKEN,
+    *broken_attacks.BROKEN,
+    *broken_scenes.BROKEN,
+    *broken_engines.BROKEN,
+    *broken_solvers.BROKEN,
+]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: f"{broken.law.__name__}-{broken.because}")

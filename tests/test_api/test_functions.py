@@ -79,6 +79,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
         (nc.server_optimizers, "server_optimizer"),
         (nc.solvers, "solver"),
         (nc.aggregators, "aggregator"),
+        (nc.attacks, "attack"),
         (nc.rank_policies, "rank_policy"),
         (nc.schedules, "schedule"),
         (nc.channels, "channel"),

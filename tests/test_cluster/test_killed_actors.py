@@ -30,22 +30,29 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("shared
 DIGITS = ("rounds=6", "chunk_size=5", "training.epochs=40", "checkpoint_every=2", "evaluate_every=5")
 
 # Algorithms with client state, or whose server needs every update.
-STATEFUL = {
-    name: ("fedavg-digits", [*DIGITS, f"algorithm={algorithm}"])
-    for name, algorithm in {
-        "scaffold": "scaffold",
-        "feddyn": "feddyn",
-        "apfl": "apfl",
-        "adaptive-apfl": "{kind: apfl, alpha_rate: 0.1}",
-        "ditto": "ditto",
-        "partial": "partial",
-        "pfedme": "pfedme",
-        "per_fedavg": "per_fedavg",
-        "fine_tune": "fine_tune",
-        "median": "{kind: fedavg, aggregator: median}",
-        "scolr": "scolr",
-    }.items()
-} | {"local": ("fedavg-digits", [*DIGITS, "algorithm=local", "evaluate_clients=[test]"])}
+STATEFUL = (
+    {
+        name: ("fedavg-digits", [*DIGITS, f"algorithm={algorithm}"])
+        for name, algorithm in {
+            "scaffold": "scaffold",
+            "feddyn": "feddyn",
+            "apfl": "apfl",
+            "adaptive-apfl": "{kind: apfl, alpha_rate: 0.1}",
+            "ditto": "ditto",
+            "partial": "partial",
+            "pfedme": "pfedme",
+            "per_fedavg": "per_fedavg",
+            "fine_tune": "fine_tune",
+            "median": "{kind: fedavg, aggregator: median}",
+            "scolr": "scolr",
+        }.items()
+    }
+    | {
+        attack: ("fedavg-digits", [*DIGITS, f"attack={attack}", "attack.attackers=0.4"])
+        for attack in ("label_flip", "min_max")
+    }
+    | {"local": ("fedavg-digits", [*DIGITS, "algorithm=local", "evaluate_clients=[test]"])}
+)
 
 # Clients that keep factors of their own, of which few send anything.
 FACTORS = {

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from narrowcast.laws import (
     aggregator_laws,
     algorithm_laws,
+    attack_laws,
     codec_laws,
     data_laws,
     execution_laws,
@@ -128,6 +129,7 @@ LAWS: Mapping[str, LawsOf] = {
     "learning_rate_schedule": LawsOf(only_case, optimisation_laws.SCHEDULE_LAWS),
     "server_optimizer": LawsOf(only_case, optimisation_laws.OPTIMIZER_LAWS),
     "aggregator": LawsOf(only_case, aggregator_laws.LAWS),
+    "attack": LawsOf(only_case, attack_laws.LAWS),
     "fleet": LawsOf(simulation_laws.fleet_cases, simulation_laws.FLEET_LAWS),
     "channel": LawsOf(radio_laws.channel_cases, radio_laws.CHANNEL_LAWS),
     "downlink": LawsOf(only_case, radio_laws.DOWNLINK_LAWS),
@@ -160,6 +162,7 @@ DIGESTS: Mapping[str, second_process.DigestOf] = {
     "training": training_laws.digest_of,
     "server_optimizer": optimisation_laws.digest_of_optimizer,
     "aggregator": aggregator_laws.digest_of,
+    "attack": attack_laws.digest_of,
     "fleet": simulation_laws.digest_of_fleet,
     "channel": radio_laws.digest_of_channel,
     "allocation": radio_laws.digest_of_allocation,

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, get_args
 
@@ -17,6 +17,7 @@ from narrowcast.platform.config.kinds import from_fields
 from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import Model
+from narrowcast.platform.rounds.adversary import Adversary
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, ClientSplit, SecureRounds
 from narrowcast.platform.rounds.ledger import ChunkResult, ClientMeasures
 from narrowcast.platform.seeds import PrivateSeed
@@ -173,6 +174,7 @@ class Task(Generic[DataT_co, TrainingT_co]):
 
     `seed` is that of the public stream, and the only one from which the server and a decoder may draw. `private_seed`
     is that of the clients' own draws. `start` are the global parameters before round 1 if they are not to be drawn.
+    `adversary` are the attackers among the clients; None: all are honest.
     """
 
     data: DataT_co
@@ -182,6 +184,7 @@ class Task(Generic[DataT_co, TrainingT_co]):
     seed: int
     private_seed: PrivateSeed
     start: Arrays | None = None
+    adversary: Adversary | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", self.model.of_seed(self.seed))
@@ -458,12 +461,28 @@ class Algorithm(ABC):
 
     def local_updates(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[LocalUpdates]:
         """Return the results of the local training: those of `local_calls`, unless it has a program of its own."""
-        calls = self.local_calls(broadcast, chunk, task)
+        calls = self.training_calls(broadcast, chunk, task)
         if calls is None:
             raise NotImplementedError(f"{type(self).__name__} has no local_calls, and no local_updates of its own")
         if len(calls) > 1:
             return calls[0].task.training.train_together(calls)
         return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
+
+    def training_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[LocalCall] | None:
+        """Return `local_calls`, those of attackers on their data and by their terms."""
+        calls, adversary = self.local_calls(broadcast, chunk, task), task.adversary
+        if calls is None or adversary is None or not adversary.attack.attacks_in(chunk.round_index):
+            return calls
+        return [
+            replace(
+                call,
+                task=replace(call.task, data=adversary.data),
+                terms=adversary.attack.terms(
+                    call.terms, adversary.clients[call.chunk.clients], call.task.training.epochs
+                ),
+            )
+            for call in calls
+        ]
 
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[LocalCall] | None:
         """Return the local training of a chunk's clients; None, the default, if it is another program.

@@ -167,6 +167,9 @@ class Chunk:
 
     Under secure aggregation, `relayed` is the record of public keys that the server passes on to all clients of the
     round, and `secrets` are the private keys of these clients: their host fills them in, and they never leave it.
+
+    `watched` are the other chunks of the round, if attackers of this one know what those learn: their host trains them
+    too, so that the result of a chunk follows from the chunk alone.
     """
 
     round_index: int
@@ -179,9 +182,10 @@ class Chunk:
     draws: IntArray | None = None
     relayed: Any = None
     secrets: Arrays = field(default_factory=dict, repr=False)
+    watched: tuple[Chunk, ...] = ()
 
     def take(self, indices: IntArray) -> Chunk:
-        """Return the clients at these indices of the chunk, in that order; `relayed` and `secrets` stay behind."""
+        """Return the clients at these indices, in that order; `relayed`, `secrets` and `watched` stay behind."""
 
         def of(values: NDArray[Any] | None) -> Any:
             return None if values is None else values[indices]

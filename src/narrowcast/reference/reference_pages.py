@@ -141,6 +141,7 @@ _TITLES = {
     "rank_policy": ("Rank policies of SCoLR", "rank policy of SCoLR", "algorithm.rank_policy"),
     "server_optimizer": ("Server optimizers", "server optimizer", "algorithm.server_optimizer"),
     "aggregator": ("Aggregators", "aggregator", "algorithm.aggregator"),
+    "attack": ("Attacks", "attack", "attack"),
     "problem": ("Problems without clients", "problem", "problem"),
     "solver": ("Solvers", "solver", "solver"),
     "backend": ("Backends", "backend", "backend"),

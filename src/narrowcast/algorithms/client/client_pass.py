@@ -15,7 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, Summand, add_up, sum_of_rows, weighted_sums
+from narrowcast.algorithms.client.claims import claimed_updates
+from narrowcast.algorithms.client.sums import (
+    EACH,
+    TENSORS,
+    WEIGHT,
+    Summand,
+    add_up,
+    sum_of_rows,
+    tensor_weights,
+    weighted_sums,
+)
 from narrowcast.algorithms.client.uploads import (
     Columns,
     Message,
@@ -126,11 +136,24 @@ class ClientPass(Algorithm, BaseModel, ABC):
     def tamper(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> LocalUpdates:
         """Return what clients claim to have learnt, from which their messages are made: what they have learnt.
 
-        Attackers change it here, such as by `LocalUpdates.scaled`. They pay for what they send as all do; losses and
-        models of their own stay true.
+        Attackers change it here. They pay for what they send as all do; losses and models of their own stay true.
         """
-        del broadcast, chunk, task
-        return updates
+        if task.adversary is None or not task.adversary.attack.tampers:
+            return updates
+        weights = self.weights_in_mean(chunk, task)
+        watched = [
+            (self.each_update(broadcast, other, task), self.weights_in_mean(other, task)) for other in chunk.watched
+        ]
+        return claimed_updates(task.adversary, chunk, updates, weights, watched)
+
+    def claims_otherwise(self, task: Task) -> bool:
+        """Return whether some clients may claim other changes than they have learnt."""
+        tampers = task.adversary is not None and task.adversary.attack.tampers
+        return tampers or type(self).tamper is not ClientPass.tamper
+
+    def weights_in_mean(self, chunk: Chunk, task: Task) -> FloatArray:
+        """Return the weight of each client in the mean of all, [C], as attackers know it: its examples."""
+        return tensor_weights("examples", task, chunk)
 
     @property
     def sums_up(self) -> bool:

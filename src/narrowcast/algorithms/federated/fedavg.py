@@ -34,7 +34,7 @@ from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, Server
 from narrowcast.platform.config.catalog import AGGREGATORS, SERVER_OPTIMIZERS
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task, Traits
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, PrefixedArrays
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, PrefixedArrays
 
 ServerLearningRate = Annotated[
     float,
@@ -106,6 +106,10 @@ class Averaging(SizesDownloads, ClientPass):
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
         """Train the whole model from x."""
         return [LocalCall(model_of(broadcast), chunk, task, self.terms(chunk, task))]
+
+    def weights_in_mean(self, chunk: Chunk, task: Task) -> FloatArray:
+        """Return w_u, [C]."""
+        return tensor_weights(self.weights, task, chunk)
 
     @property
     def sums_up(self) -> bool:

@@ -191,7 +191,7 @@ class RowAveraging(SizesDownloads, ClientPass, ABC):
         """Train the rows that the chunk's clients touch."""
         if ITEM_FACTORS not in broadcast:
             return list(super().local_updates(broadcast, chunk, task))
-        if self.codec or type(self).tamper is not ClientPass.tamper:
+        if self.codec or self.claims_otherwise(task):
             return [self.each_update(broadcast, chunk, task)]
         limited = reserve_request_header(self.download, chunk)
         cohort = RowCohort.draw(limited, task)

@@ -321,6 +321,25 @@ AGGREGATORS = Registry(
         "bucketing": "algorithms.federated.aggregator:Bucketing",
     },
 )
+ATTACKS = Registry(
+    "attack",
+    "platform.rounds.adversary:Attack",
+    {
+        "label_flip": "algorithms.attacks.poisoning:LabelFlip",
+        "random_labels": "algorithms.attacks.poisoning:RandomLabels",
+        "negative": "algorithms.attacks.poisoning:Negative",
+        "trigger": "algorithms.attacks.trigger:Trigger",
+        "sign_flip": "algorithms.attacks.tampering:SignFlip",
+        "gaussian": "algorithms.attacks.tampering:Gaussian",
+        "replacement": "algorithms.attacks.tampering:Replacement",
+        "omniscient": "algorithms.attacks.tampering:Omniscient",
+        "inner_product": "algorithms.attacks.tampering:InnerProduct",
+        "alie": "algorithms.attacks.tampering:ALIE",
+        "min_max": "algorithms.attacks.tampering:MinMax",
+        "min_sum": "algorithms.attacks.tampering:MinSum",
+        "mimic": "algorithms.attacks.tampering:Mimic",
+    },
+)
 CODECS = Registry(
     "codec",
     "algorithms.codecs.chain:Stage",
@@ -373,6 +392,7 @@ OF_EXPERIMENTS: Mapping[str, Registry] = {
         FLEETS,
         *(CHANNELS, DOWNLINKS, ALLOCATIONS),
         *(SAMPLINGS, AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES, SERVER_OPTIMIZERS, AGGREGATORS),
+        ATTACKS,
         *(PROBLEMS, SOLVERS),
     )
 }

@@ -17,7 +17,7 @@ from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError,
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, refusals_end_the_run
 from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.state import Population, Run
-from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalUpdates, arrays_sha256
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalUpdates, arrays_sha256
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,18 @@ def make_chunks(
     link_allocation: LinkAllocation | None = None,
     epochs: IntArray | None = None,
     draws: IntArray | None = None,
+    apart: BoolArray | None = None,
 ) -> list[Chunk]:
     """Split a cohort, clients with most examples first, into equal chunks of at most `chunk_size` clients.
 
     Shapes: cohort [C] ascending; examples [U], of all clients; epochs [C], the most that each client has time for;
-    draws [C], how often each was drawn.
+    draws [C], how often each was drawn; apart [C], those that are one chunk, the last, whatever their number.
     """
-    n_chunks = -(-len(cohort) // chunk_size)
     by_size = np.lexsort((cohort, -examples[cohort]))
+    together = by_size[:0] if apart is None else by_size[apart[by_size]]
+    rest = by_size if apart is None else by_size[~apart[by_size]]
+    n_chunks = -(-len(rest) // chunk_size)
+    parts = [*(rest[index::n_chunks] for index in range(n_chunks)), *([together] if len(together) else [])]
     budget_bits, lost = (None, None) if link_allocation is None else (link_allocation.budget_bits, link_allocation.lost)
     return [
         Chunk(
@@ -91,8 +95,7 @@ def make_chunks(
             None if epochs is None else epochs[part],
             None if draws is None else draws[part],
         )
-        for index in range(n_chunks)
-        for part in [_ascending(by_size[index::n_chunks], cohort)]
+        for index, part in enumerate(_ascending(part, cohort) for part in parts)
     ]
 
 
@@ -132,7 +135,11 @@ def _train_chunk(run: Run, broadcast: Arrays, chunk: Chunk) -> ChunkResult:
         try:
             result = run.algorithm.train(broadcast, chunk, run.task)
         except (Exception, SystemExit) as error:
-            if len(chunk.clients) > 1 and not chunk.secrets and chunk.relayed is None and not _is_of_memory(error):
+            if (
+                len(chunk.clients) > 1
+                and not (chunk.secrets or chunk.relayed or chunk.watched)
+                and not _is_of_memory(error)
+            ):
                 _train_each(run, broadcast, chunk)  # to know which client fails
             raise
         return replace(result, seconds=time.perf_counter() - began)
@@ -197,7 +204,7 @@ class _ChunkCall:
 
     def local_calls(self) -> Sequence[LocalCall] | None:
         """Return the local training to do together with other runs, or None if the algorithm trains by itself."""
-        return self.run.algorithm.local_calls(self.broadcast, self.chunk, self.run.task)
+        return self.run.algorithm.training_calls(self.broadcast, self.chunk, self.run.task)
 
     def result(self, updates: Sequence[LocalUpdates] | None) -> ChunkResult:
         """Return the result of the chunk from its local training, or train it here if that was not done yet."""

@@ -156,7 +156,8 @@ def record_of(
     metrics: Mapping[str, float],
 ) -> RoundRecord:
     """Return the round that was just committed as one flat row; `bits` are all of its uplink and downlink bits."""
-    values = sum(result.values for result in results)
+    values, adversary = sum(result.values for result in results), live.run.task.adversary
+    attackers = None if adversary is None else adversary.attacking(live.round_index, ledger.client).sum()
     ranks = ledger.rank[ledger.rank != NO_RANK]
     return RoundRecord(
         round=live.round_index,
@@ -176,7 +177,7 @@ def record_of(
         clipped_share=sum(result.values_cut for result in results) / values if values else None,
         allocation_bits=allocation_bits,
         touched_bits=sum(result.touched_bits for result in results),
-        metrics=metrics,
+        metrics=metrics if attackers is None else {"attackers": float(attackers), **metrics},
     )
 
 

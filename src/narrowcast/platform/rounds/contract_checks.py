@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from narrowcast.platform.config.plugins import is_own, line_of
-from narrowcast.platform.contracts import Algorithm, Broadcast, Traits
+from narrowcast.platform.contracts import Algorithm, Broadcast, Task, Traits
 from narrowcast.platform.errors import RunFailed, UserError, described
+from narrowcast.platform.models.model import ITEM_FACTORS
+from narrowcast.platform.rounds.adversary import Attack
 from narrowcast.platform.rounds.ledger import METRIC_NAME, ROUND_COLUMNS, ChunkResult, ClientLedger, Weighted
 from narrowcast.platform.types import Arrays, Chunk, LocalUpdates, Payload
 
@@ -197,3 +199,30 @@ def noun(value: Any) -> str:
     """Return the type of a value with its article, or None."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def check_attack(algorithm: Algorithm, task: Task, *, buffered: bool) -> None:
+    """Raise `UserError` if the attackers of the task cannot do what their attack asks for."""
+    if (adversary := task.adversary) is None:
+        return
+    attack, clients = adversary.attack, np.arange(1)
+    if not algorithm.traits.sends:
+        raise UserError(f"attack: clients of algorithm.kind = {algorithm.kind} send nothing to anybody; leave it out")
+    if attack.sees != "own" and buffered:
+        raise UserError(
+            f"attack.kind = {attack.kind}: attackers follow the changes of others, and on a buffered schedule clients "  # type: ignore[attr-defined]
+            "do not train at one time; use schedule = synchronous, or an attack on own changes, such as sign_flip"
+        )
+    broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+    if attack.sees != "own" and ITEM_FACTORS in broadcast:
+        raise UserError(
+            f"attack.kind = {attack.kind}: attackers follow the changes of others, and here each client trains item "  # type: ignore[attr-defined]
+            "rows of its own choice; use an attack on own changes, such as sign_flip"
+        )
+    state = {name: values[clients] for name, values in algorithm.init_clients(task).items()}
+    own_program = algorithm.local_calls(broadcast, Chunk(1, 0, clients, state), task) is None
+    if own_program and (adversary.data is not task.data or type(attack).terms is not Attack.terms):
+        raise UserError(
+            f"attack.kind = {attack.kind}: clients of algorithm.kind = {algorithm.kind} train by a program of their "  # type: ignore[attr-defined]
+            "own, on data of their own; use an attack on changes, such as sign_flip"
+        )

@@ -92,7 +92,8 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
     """Return the metrics of all clients after the last round, by `split.metric`, [U] each; by default measured here.
 
     Those of new clients are named `new.split.metric`, and NaN in the others. Where clients have models of their own,
-    `global.split.metric` are those of the global model. Empty unless the plan asks for an evaluation of clients.
+    `global.split.metric` are those of the global model. They are NaN in attackers: an attack is judged by what the
+    honest clients have. Empty unless the plan asks for an evaluation of clients.
     """
     run, splits = live.run, live.run.plan.evaluate_clients
     if not splits:
@@ -113,6 +114,8 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
             for chunk in chunks
         ]
         metrics |= {f"{GLOBAL}{name}": values for name, values in _of_all(run, chunks, parts).items()}
+    if (adversary := run.task.adversary) is not None:
+        metrics = {name: np.where(adversary.clients, np.nan, values) for name, values in metrics.items()}
     return metrics
 
 
@@ -190,11 +193,14 @@ def evaluate(live: LiveState) -> dict[str, float]:
 def metrics_of(task: Task, model: Arrays, clients: Arrays) -> dict[str, float]:
     """Return the metrics of both held-out splits of a global model, with the private state of all clients."""
     splits: tuple[Split, Split] = ("validation", "test")
-    return {
+    metrics = {
         f"{split}.{name}": value
         for split in splits
         for name, value in task.model.evaluate(model, clients, task.data, split).items()
     }
+    if task.adversary is not None and task.adversary.measured is not None:
+        metrics["attack.success"] = task.model.evaluate(model, clients, task.adversary.measured, "test")["accuracy"]
+    return metrics
 
 
 def measure(run: Run, state: RunState) -> dict[str, float]:

@@ -191,7 +191,11 @@ def open_round(live: LiveState) -> OpenRound:
     epochs, late = predict_stragglers(opened)
     known = link_allocation if late is None else replace(link_allocation, lost=either(link_allocation.lost, late))
     chunk_size, population = run.plan.chunk_size, live.population
-    chunks = make_chunks(cohort, run.task.data.examples, chunk_size, round_index, population, known, epochs, draws)
+    adversary, examples = run.task.adversary, run.task.data.examples
+    apart = None if adversary is None else adversary.apart(round_index, cohort)
+    chunks = make_chunks(cohort, examples, chunk_size, round_index, population, known, epochs, draws, apart)
+    if adversary is not None and adversary.attack.sees == "all" and apart is not None:
+        chunks[-1] = replace(chunks[-1], watched=tuple(chunks[:-1]))
     return replace(opened, chunks=chunks)
 
 

@@ -23,7 +23,7 @@ from narrowcast.platform.contracts import Algorithm, Task, Training, Traits
 from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientSplit
-from narrowcast.platform.rounds.contract_checks import check_final, check_traits
+from narrowcast.platform.rounds.contract_checks import check_attack, check_final, check_traits
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import drawn_new_clients
 from narrowcast.platform.storage.host import allow_signals, host_clock
@@ -241,6 +241,7 @@ class Run:
         self.check_plan()
         check_client_evaluation(self.plan.evaluate_clients, self.task)
         self._check_new_clients()
+        check_attack(self.algorithm.plain, self.task, buffered=self.plan.schedule.kind == "buffered")
 
     def _check_new_clients(self) -> None:
         """Raise `UserError` for new clients that nobody measures, or whose private parameters nobody trains."""
