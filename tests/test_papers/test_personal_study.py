@@ -16,6 +16,7 @@ from narrowcast.studies.spec import RunSpec
 from narrowcast_papers.personal.clients import MixedClients
 from narrowcast_papers.personal.methods import (
     MODELS,
+    OWN_RATE,
     SPLITS,
     STUDY,
     TEST_SEEDS,
@@ -26,7 +27,7 @@ from narrowcast_papers.personal.methods import (
     plan_of,
 )
 from narrowcast_papers.personal.mnist import TwoDigitClients, pooled
-from narrowcast_papers.personal.table import finished_methods, judge_group
+from narrowcast_papers.personal.table import compared, finished_methods, judge_group
 from papers import PAPERS, queue_of
 from planned_runs import ended
 
@@ -75,11 +76,19 @@ def test_gradients_of_a_run_are_counted_image_by_image() -> None:
     }
     plain = 100 * 10 * 20 * 2
     assert counted["FedAvg"] == counted["training alone"] == plain
-    assert counted[TUNED] == plain + 40 * 20 * 8, "eight epochs of each client at the end"
+    assert counted[TUNED] == counted[OWN_RATE] == plain + 40 * 20 * 8, "eight epochs of each client at the end"
     assert counted["Ditto"] == counted["APFL"] == 2 * plain
     assert counted["pFedMe"] == 5 * plain
     assert counted["Per-FedAvg"] == plain + 40 * 10, "an image is in one half of a batch"
     assert Cell(few, "perceptron", "FedRep").gradients((0.1, 4.0)) == plain * 5 / 2
+
+
+def test_differences_are_from_the_control_that_is_named() -> None:
+    reached = {TUNED: (70.0, 71.0, 72.0), OWN_RATE: (71.0, 72.5, 73.0), "Ditto": (73.0, 73.5, 75.0)}
+    for control, wanted in ((TUNED, ["", "+1.17", "+2.83"]), (OWN_RATE, ["-1.17", "", "+1.67"])):
+        verdicts = compared("here", reached, {}, control)
+        assert [verdict.difference for verdict in verdicts] == wanted
+        assert [verdict.what for verdict in verdicts if verdict.verdict == "reference"] == [f"here: {control}"]
 
 
 @pytest.mark.data("fashion-mnist")

@@ -86,6 +86,7 @@ def _stable(values: Values) -> bool:
 
 
 ALONE, FEDAVG, TUNED = "training alone", "FedAvg", "FedAvg, fine-tuned"
+OWN_RATE = "FedAvg, fine-tuned at its own rate"
 _RATE: Mapping[str, tuple[float, ...]] = {"rate": RATES}
 _CONTROLS = {
     TUNED: Method(
@@ -100,6 +101,12 @@ _CONTROLS = {
 _DITTO = {"Ditto": Method("{kind: ditto, pull: $pull}", {**_RATE, "pull": PULLS}, (0.1, 0.1), gradients=2)}
 _WHOLE = {
     **_CONTROLS,
+    OWN_RATE: Method(
+        "{kind: fine_tune, fine_tune_epochs: $fine_tune, fine_tune_rate: $fine_tune_rate}",
+        {**_RATE, "fine_tune_rate": doubling(0.003125, 11), "fine_tune": doubling(1, 10)},
+        (0.1, 0.1, 8),
+        adapts=lambda values, split: split.images * values["fine_tune"],
+    ),
     **_DITTO,
     "APFL": Method("{kind: apfl, alpha: $share}", {**_RATE, "share": SHARES}, (0.1, 0.5), gradients=2),
     "pFedMe": Method(

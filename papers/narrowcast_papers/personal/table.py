@@ -18,6 +18,7 @@ from narrowcast_papers.personal.methods import (
     GROUPS,
     METRIC,
     MODELS,
+    OWN_RATE,
     STUDY,
     TEST_SEEDS,
     TUNED,
@@ -87,13 +88,17 @@ def judge(rows: Rows) -> list[PaperVerdict]:
 def judge_group(rows: Rows, split: Split, model: str) -> list[PaperVerdict]:
     """Compare each method with fine-tuned FedAvg, seed by seed: the mean, the worst tenth, and the mean at equal bits.
 
-    p values are corrected over the methods.
+    Where FedAvg is also fine-tuned at a rate of its own, mean and worst tenth are compared with that control too. p
+    values are corrected over the methods of each comparison.
     """
     found = finished_methods(rows, cells(split, model))
     place, words = f"{split.name}, {model}", {name: each.words for name, each in found.items()}
-    verdicts = compared(place, {name: each.reached for name, each in found.items()}, words)
+    reached = {name: each.reached for name, each in found.items()}
     worst = {name: accuracies(each.runs, WORST) for name, each in found.items()}
-    verdicts += compared(f"{place}, worst tenth", worst, {})
+    verdicts = compared(place, reached, words) + compared(f"{place}, worst tenth", worst, {})
+    if OWN_RATE in found:
+        verdicts += compared(f"{place}, beside its own rate", reached, {}, OWN_RATE)
+        verdicts += compared(f"{place}, worst tenth beside its own rate", worst, {}, OWN_RATE)
     if all("curve" in run for each in found.values() for run in each.runs):
         for budget in BUDGETS:
             within = {name: each.within(budget) for name, each in found.items()}
@@ -101,10 +106,12 @@ def judge_group(rows: Rows, split: Split, model: str) -> list[PaperVerdict]:
     return verdicts
 
 
-def compared(place: str, reached: Mapping[str, tuple[float, ...]], words: Mapping[str, str]) -> list[PaperVerdict]:
-    """Return the verdict on each method of a group; differences are from fine-tuned FedAvg, if that has finished."""
-    others = [name for name in reached if name != TUNED] if TUNED in reached else []
-    tests = [compare_paired(reached[name], reached[TUNED]) for name in others]
+def compared(
+    place: str, reached: Mapping[str, tuple[float, ...]], words: Mapping[str, str], control: str = TUNED
+) -> list[PaperVerdict]:
+    """Return the verdict on each method of a group; differences are from the control, if that has finished."""
+    others = [name for name in reached if name != control] if control in reached else []
+    tests = [compare_paired(reached[name], reached[control]) for name in others]
     said, differences = dict[str, str](), dict[str, str]()
     for name, (test, p_level, p_zero) in zip(others, corrected(tests), strict=True):
         said[name] = f"{describe(test, p_level, p_zero, TEST_SEEDS)}, p = {p_zero:.2g} of no difference"
@@ -114,7 +121,7 @@ def compared(place: str, reached: Mapping[str, tuple[float, ...]], words: Mappin
             f"{place}: {name}",
             "",
             mean_and_spread(values),
-            "; ".join(filter(None, [said.get(name, "reference" if name == TUNED else ""), words.get(name, "")])),
+            "; ".join(filter(None, [said.get(name, "reference" if name == control else ""), words.get(name, "")])),
             differences.get(name, ""),
             values,
         )
