@@ -25,6 +25,7 @@ PUBLIC = {
     ("algorithms/federated/aggregator.py", "'buckets'"),
     ("platform/rounds/sampling.py", "'cohort'"),
     ("platform/rounds/sampling.py", "'new clients'"),
+    ("platform/rounds/adversary.py", "'attackers'"),
     ("platform/rounds/sampling.py", "purpose"),
     ("platform/rounds/fleet.py", "'fleet'"),
     ("algorithms/channel/links.py", "purpose"),
@@ -119,6 +120,8 @@ PRIVATE = {
     ("algorithms/federated/fedma.py", "'initial model'"),
     ("algorithms/federated/fedmd.py", "'initial model'"),
     ("algorithms/secure/schemes.py", "'secure rounding'"),
+    ("platform/rounds/adversary.py", "'attack'"),
+    ("algorithms/attacks/poisoning.py", "'poisoned samples'"),
 }
 OF_THE_CALLER = {
     ("platform/models/factorisation.py", "purpose"),
@@ -286,6 +289,6 @@ def test_a_run_whose_clients_have_a_seed_of_their_own_is_another_than_that_of_ve
     for settings, hashed in ([], False), (["client_seed=0"], False), (["client_seed=5"], True):
         experiment = load_experiment("fedavg-digits", settings)
         assert ("client_streams" in experiment.identity()) == hashed
-        of_then = {name: value for name, value in experiment.plain().items() if name != "new_clients"}
+        of_then = {name: value for name, value in experiment.plain().items() if name not in ("new_clients", "attack")}
         former = Identified.identity_of.__func__(type(experiment), of_then)  # type: ignore[attr-defined]
         assert (digest_of(former) == experiment.digest()) != hashed

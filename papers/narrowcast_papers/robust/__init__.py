@@ -1,0 +1,1 @@
+"""Robust rules against attackers among the clients."""
