@@ -129,6 +129,14 @@ SECURE = {
         ],
     )
     for scheme in ("{kind: ckks, ring: 4096, prime_bits: [48, 60], bits: 16}", "{kind: masked, bits: 16}")
+} | {
+    "chain": (
+        "fedavg-digits",
+        [
+            *(*DIGITS, "rounds=4", "algorithm={kind: fedavg, aggregator: geometric_median}", "clients_per_round=12"),
+            *("secure={kind: masked, dropout: 0.005, threshold: 0.51}", "chunk_size=4"),
+        ],
+    )
 }
 
 FLEET = "fleet={kind: lognormal, uplink_mbit_per_second: {median: 0.1, sigma: 1}}"

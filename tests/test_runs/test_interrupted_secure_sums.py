@@ -85,6 +85,21 @@ def test_a_kill_at_any_request_of_a_round_leaves_a_run_that_ends_as_it_would_hav
     assert (tmp_path / name / "answered.jsonl").exists() != offline
 
 
+def test_a_kill_between_the_sums_of_a_round_leaves_a_run_that_ends_as_it_would_have(tmp_path: Path) -> None:
+    sums, rule = 2, "algorithm={kind: fedavg, aggregator: {kind: geometric_median, iterations: 1}}"
+    said = narrowcast("run", *RUN, rule, "secure=masked", "name=whole", "--output", tmp_path)
+    assert said.returncode == 0, said.stderr
+    second_sum = 2 + 2 * sums * PER_ROUND + PER_ROUND  # of the third round, after a checkpoint
+    for number in (second_sum - 1, second_sum):
+        name = str(number)
+        told = ("run", *RUN, rule, "secure=masked", f"name={name}", "--output", tmp_path)
+        assert narrowcast(*told, killed=(number, "after")).returncode == -signal.SIGKILL
+        said = narrowcast("run", "--resume", name, "--output", tmp_path)
+        assert said.returncode == 0, said.stderr
+        assert sha256_in(tmp_path / name) == sha256_in(tmp_path / "whole")
+        assert AnsweredRounds(tmp_path / name / "answered.jsonl").last == 4 * sums
+
+
 def test_a_run_folder_that_is_put_back_opens_no_second_sum(whole: str, tmp_path: Path) -> None:
     """With keys offline, the clients' record is not in the folder that its server puts back."""
     keys = tmp_path / "keys"

@@ -109,6 +109,33 @@ def an_aggregate_scales_with_the_changes(aggregator: Aggregator) -> None:
     require(not _far_apart(_aggregate(aggregator, larger, weights), wanted), "changes times 4 have another aggregate")
 
 
+def a_chain_of_sums_gives_the_aggregate(aggregator: Aggregator) -> None:
+    """Take weighted means by the pulls, as many as the rule says; rules that are no chain of sums are exempt."""
+    sums = aggregator.traits.sums
+    if not sums:
+        return
+    changes, weights = _changes(7)
+    vectors = np.concatenate([changes[name].reshape(7, -1).astype(np.float64) for name in _SHAPES], axis=1)
+    distances = np.zeros(7)
+    for _ in range(sums):
+        pulls = aggregator.pulls(weights, distances)
+        mean = pulls @ vectors / pulls.sum()
+        distances = np.linalg.norm(vectors - mean, axis=1)
+    ends = np.cumsum([int(np.prod(shape)) for shape in _SHAPES.values()])[:-1]
+    chained = {name: part.reshape(_SHAPES[name]) for name, part in zip(_SHAPES, np.split(mean, ends), strict=True)}
+    far = _far_apart(_aggregate(aggregator, changes, weights), chained)
+    require(not far, f"{sums} weighted means by its pulls are another aggregate")
+
+
+def a_pull_falls_with_the_distance(aggregator: Aggregator) -> None:
+    """Ask for the pulls of a client at growing distances, and of one of three times the weight."""
+    distances = np.array([0.0, 1e-9, 1e-3, 1.0, 50.0, 1e4])
+    pulls = aggregator.pulls(np.ones(6), distances)
+    require(bool((pulls > 0).all() and (np.diff(pulls) <= 0).all()), f"pulls at growing distances are {pulls.tolist()}")
+    heavier = aggregator.pulls(np.full(6, 3.0), distances)
+    require(np.allclose(heavier, 3 * pulls), "a client of three times the weight has another pull than three times it")
+
+
 def digest_of(aggregator: Aggregator) -> str:
     """Return the sha256 of the aggregate of seven changes."""
     return digest(_aggregate(aggregator, *_changes(7)))
@@ -121,4 +148,6 @@ LAWS = (
     the_order_of_the_clients_does_not_matter,
     an_aggregate_moves_with_the_changes,
     an_aggregate_scales_with_the_changes,
+    a_chain_of_sums_gives_the_aggregate,
+    a_pull_falls_with_the_distance,
 )

@@ -167,6 +167,7 @@ class Chunk:
 
     Under secure aggregation, `relayed` is the record of public keys that the server passes on to all clients of the
     round, and `secrets` are the private keys of these clients: their host fills them in, and they never leave it.
+    `key_round` is the number of the sum in the run, for which clients make keys once; a round may have several sums.
 
     `watched` are the other chunks of the round, if attackers of this one know what those learn: their host trains them
     too, so that the result of a chunk follows from the chunk alone.
@@ -183,6 +184,7 @@ class Chunk:
     relayed: Any = None
     secrets: Arrays = field(default_factory=dict, repr=False)
     watched: tuple[Chunk, ...] = ()
+    key_round: int = 0
 
     def take(self, indices: IntArray) -> Chunk:
         """Return the clients at these indices, in that order; `relayed`, `secrets` and `watched` stay behind."""

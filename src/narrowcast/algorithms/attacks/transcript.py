@@ -309,3 +309,6 @@ class _OpeningTap:
         opened = self.inner.open_sum(results)
         self.recorder.record_opened(opened)
         return opened
+
+    def next_sum(self, results: list[ChunkResult]) -> Arrays | None:
+        return self.inner.next_sum(results)

@@ -10,7 +10,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -46,19 +46,21 @@ class AggregatorTraits:
     - `keeps_equal`: the aggregate of equal changes is that change.
     - `shifts`: a vector added to all changes is added to the aggregate.
     - `scales`: a positive factor of all changes is one of the aggregate.
+    - `sums`: it is the last of so many weighted means of the changes, with weights by `pulls`; 0: it needs each change.
     """
 
     remembers: bool = False
     keeps_equal: bool = True
     shifts: bool = True
     scales: bool = True
+    sums: int = 0
 
 
 class Aggregator(Section, ABC):
     """The aggregate of a round's changes, for the server's step.
 
-    It needs the change of each client, not a sum: secure aggregation and buffered schedules refuse it, and the server
-    holds all changes of a round at once.
+    It needs the change of each client, not a sum: buffered schedules refuse it, and the server holds all changes of a
+    round at once. So does secure aggregation, but for a rule that is a chain of `AggregatorTraits.sums`.
     """
 
     @property
@@ -88,6 +90,15 @@ class Aggregator(Section, ABC):
     @abstractmethod
     def aggregate(self, changes: Arrays, weights: FloatArray, context: AggregationContext) -> Arrays:
         """Return the aggregate of each tensor of `changes` [C, ...], C > 0; `weights` [C] are positive."""
+
+    def pulls(self, weights: FloatArray, distances: FloatArray) -> FloatArray:
+        """Return the weights of the changes in the next mean, [C], from their distances to the last one, [C].
+
+        A pull is a client's weight times a factor of its distance alone, which does not grow with it. Distances are 0
+        in the first mean.
+        """
+        del distances
+        return weights
 
 
 class CoordinateMedian(Aggregator):
@@ -149,12 +160,23 @@ class GeometricMedian(Aggregator):
 
     Reference: Pillutla et al., Robust Aggregation for Federated Learning (RFA), IEEE Transactions on Signal Processing
     2022 (arXiv:1912.13445), Algorithm 2.
+
+    With a `secure` section each z is a sum under protection, and the server sees no client's change: see `SumChain`.
     """
 
     kind: Literal["geometric_median"] = "geometric_median"
     iterations: int = Field(4, ge=1, description="Weiszfeld iterations, with a tolerance the most")
     nu: float = Field(1e-5, gt=0, description="least distance that divides a weight")
     tolerance: float = Field(0.0, ge=0, description="step of z, relative to z, at which iterations end; 0: never")
+
+    @property
+    def traits(self) -> AggregatorTraits:
+        """It is the weighted mean and one more for each iteration, unless a tolerance says how many."""
+        return AggregatorTraits(sums=0 if self.tolerance else self.iterations + 1)
+
+    def pulls(self, weights: FloatArray, distances: FloatArray) -> FloatArray:
+        """Return w_u / max(nu, |z - d_u|)."""
+        return np.asarray(weights / np.maximum(self.nu, distances))
 
     def aggregate(self, changes: Arrays, weights: FloatArray, context: AggregationContext) -> Arrays:
         """Return z."""
@@ -163,7 +185,7 @@ class GeometricMedian(Aggregator):
         shares = weights / weights.sum()
         z = shares @ vectors
         for _ in range(self.iterations):
-            pulls = shares / np.maximum(self.nu, np.linalg.norm(vectors - z, axis=1))
+            pulls = self.pulls(shares, np.linalg.norm(vectors - z, axis=1))
             before, z = z, pulls / pulls.sum() @ vectors
             if np.linalg.norm(z - before) <= self.tolerance * np.linalg.norm(z):
                 break
@@ -327,8 +349,8 @@ class _Before(Aggregator):
 
     @property
     def traits(self) -> AggregatorTraits:
-        """Those of the rule that follows."""
-        return self.rule.traits
+        """Those of the rule that follows; but its changes are means of some, which no sum over all gives."""
+        return replace(self.rule.traits, sums=0)
 
     def aggregate(self, changes: Arrays, weights: FloatArray, context: AggregationContext) -> Arrays:
         """Return the aggregate by `rule` of the means of some changes, without weights."""

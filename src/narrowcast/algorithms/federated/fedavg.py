@@ -167,8 +167,10 @@ class Averaging(SizesDownloads, ClientPass):
 
     @property
     def traits(self) -> Traits:
-        """A client drawn k times has k times its weight in the mean; an aggregator needs the change of each."""
-        needs_each = f"aggregator = {self.aggregator.kind}" if self.aggregator else ""  # type: ignore[attr-defined]
+        """A client drawn k times has k times its weight in the mean; most aggregators need the change of each."""
+        needs_each = ""
+        if self.aggregator is not None and not self.aggregator.traits.sums:
+            needs_each = f"aggregator = {self.aggregator.kind}"  # type: ignore[attr-defined]
         return replace(super().traits, counts_draws=self.aggregator is None, needs_each=needs_each)
 
     @property

@@ -10,8 +10,10 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from narrowcast.algorithms.channel.curves import DistortionCurves
 from narrowcast.algorithms.client.client_pass import ClientPass, Contribution
 from narrowcast.algorithms.client.sums import SumLayout
 from narrowcast.algorithms.client.uploads import chunk_result
+from narrowcast.algorithms.federated.aggregator import Aggregator, GeometricMedian
+from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank, ChannelRank, RankPolicy, UniformRank
 from narrowcast.algorithms.secure.key_store import KeyStore
@@ -26,6 +30,7 @@ from narrowcast.algorithms.secure.key_store_process import key_store_process
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import ClientSecrets, ParticipationPolicy, RoundKeys
 from narrowcast.algorithms.secure.schemes import Integers, Protection, RingElements
+from narrowcast.algorithms.secure.sum_chain import ESTIMATE, SumChain
 from narrowcast.algorithms.secure.unmasking import Inbox, SumOpener, protected_sums
 from narrowcast.platform.contracts import Algorithm, Broadcast, RateDistortion, Recipients, Task, Traits
 from narrowcast.platform.errors import UserError
@@ -56,10 +61,10 @@ class UploadProtector:
     def send(self, contribution: Contribution, plain: ClientLedger, index: int) -> tuple[ClientLedger, IntArray]:
         """Send the contribution of the client at this position of the chunk; lost and refused uploads count their bits.
 
-        `plain` is the chunk's ledger without protection. A client that does not take part sends nothing. A client that
-        stopped answering before its upload, or whose training did not stay finite, is counted like one whose upload was
-        lost. Also return how many of its values are cut at the clip, and how many it sends: for the simulation's
-        record, the server does not see it.
+        `plain` is the chunk's ledger without protection. The bits are those of all sums of the round. A client that
+        does not take part sends nothing. A client that stopped answering before its upload, or whose training did not
+        stay finite, is counted like one whose upload was lost. Also return how many of its values are cut at the clip,
+        and how many it sends: for the simulation's record, the server does not see it.
         """
         client, ledger = int(self.chunk.clients[index]), plain.take([index])
         participation, nothing = self.keys.participation, np.zeros(1, dtype=np.int64)
@@ -75,14 +80,14 @@ class UploadProtector:
         if delivered:
             data = self.envelope(partial, index, client)
             delivered = bool(self.chunk.arrives()[index]) and self._accepted(data)
-        bits = participation.uplink_bits[[np.searchsorted(participation.clients, client)]]
+        bits = participation.sums * participation.uplink_bits[[np.searchsorted(participation.clients, client)]]
         return replace(ledger, uplink_bits=bits, delivered=np.array([delivered])), cut
 
     def envelope(self, partial: Arrays, index: int, client: int) -> bytes:
         """Return the client's partial sum, protected and signed."""
-        messages, round_index, groups = self.messages, self.chunk.round_index, self.keys.participation.rule.sent[client]
-        numbers, public = messages.fixed_point, self.keys.public
-        integers = numbers.of_client(partial, messages.layout, groups, self.private_seed, (round_index, client))
+        messages, key_round, groups = self.messages, self.chunk.key_round, self.keys.participation.rule.sent[client]
+        numbers, public, rounding = messages.fixed_point, self.keys.public, (self.chunk.round_index, client)
+        integers = numbers.of_client(partial, messages.layout, groups, self.private_seed, rounding)
         bodies = [
             None
             if integers_of_group is None
@@ -91,7 +96,7 @@ class UploadProtector:
                 messages.layout.groups, integers, self._masks(index, client), strict=True
             )
         ]
-        return messages.update(round_index, public).seal(client, bodies, self.secrets.signing[index].tobytes())
+        return messages.update(key_round, public).seal(client, bodies, self.secrets.signing[index].tobytes())
 
     def _masks(self, index: int, client: int) -> Sequence[RingElements | None]:
         """Return a client's mask of each group; None for schemes without masks."""
@@ -112,16 +117,48 @@ class UploadProtector:
 
 
 @dataclass(frozen=True)
+class _Learnt:
+    """What the clients of a chunk have learnt in a round, which the later sums of the round are made of."""
+
+    task: Task
+    round_index: int
+    clients: IntArray
+    model: Arrays
+    contribution: Contribution
+    result: ChunkResult
+
+    def of(self, model: Arrays, chunk: Chunk, task: Task) -> bool:
+        """Return whether these clients would learn the same again."""
+        return (
+            (self.task is task and self.round_index == chunk.round_index)
+            and np.array_equal(self.clients, chunk.clients)
+            and self.model.keys() == model.keys()
+            and all(np.array_equal(values, model[name]) for name, values in self.model.items())
+        )
+
+
+@dataclass(frozen=True)
 class SecureAggregation(Algorithm):
-    """`algorithm` with its sum protected by `scheme`, in rounds of at most `max_cohort` clients.
+    """`algorithm` with its sums protected by `scheme`, in rounds of at most `max_cohort` clients.
 
     Clients train as under the plain algorithm, one by one or as a batch; each rounds its own contribution to integers,
-    protects and signs it. Chunks hold protected sums; `SumOpener` opens the round's.
+    protects and signs it. Chunks hold protected sums; `SumOpener` opens the round's. An aggregator that is a `SumChain`
+    takes several sums of one training: the process of the clients keeps it for the round, and one that has not trains
+    again.
     """
 
     algorithm: Algorithm
     scheme: Protection
     max_cohort: int
+    _learnt: dict[int, _Learnt] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if (rule := self._rule) is not None:
+            least = max(self.scheme.smallest_group, rule.traits.sums + 1)
+            object.__setattr__(self, "scheme", self.scheme.model_copy(update={"smallest_group": least}))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_learnt": {}}
 
     @property
     def kind(self) -> str:
@@ -144,6 +181,26 @@ class SecureAggregation(Algorithm):
         return replace(self.algorithm.traits, counts_draws=False, codes_row_lists=False)
 
     @property
+    def _rule(self) -> Aggregator | None:
+        """The aggregator that is a chain of sums; None if there is none."""
+        rule = self.algorithm.aggregator if isinstance(self.algorithm, Averaging) else None
+        return rule if rule is not None and rule.traits.sums else None
+
+    @cached_property
+    def _mean(self) -> Algorithm:
+        """The algorithm with the weighted mean, which a sum gives, in place of its chain of sums."""
+        if self._rule is None:
+            return self.algorithm
+        assert isinstance(self.algorithm, Averaging)
+        return self.algorithm.model_copy(update={"aggregator": None})
+
+    def chain(self, task: Task) -> SumChain | None:
+        """Return the chain of sums that a round is made of; None if it has one sum."""
+        if self._rule is None:
+            return None
+        return SumChain(self._rule, self.scheme.clip, self._layout_of_mean(task, 1).max_weight)
+
+    @property
     def _rank_policy(self) -> RankPolicy | None:
         return self.algorithm.rank_policy if isinstance(self.algorithm, SCoLR) else None
 
@@ -156,8 +213,14 @@ class SecureAggregation(Algorithm):
                 f"algorithm.rank_policy = {policy.kind}: secure chooses ranks before the training, by rules "
                 "of its own for uniform, bandwidth and channel; use one of these, or secure=none"
             )
-        self.scheme.check(self.messages(task).fixed_point)
+        self._check_widths(task)
         least = self.scheme.survivor_threshold(min(self.max_cohort, task.data.n_clients))
+        if self._rule is not None and least < self.scheme.least_senders:
+            raise UserError(
+                f"secure: {self._rule.traits.sums} sums by algorithm.aggregator tell the changes of as many clients, "
+                f"and are opened over {self.scheme.least_senders} or more: {least} clients of a round are enough by "
+                "secure.threshold; ask more clients_per_round, or lower aggregator.iterations"
+            )
         if least < self.scheme.least_senders:
             besides = f" besides secure.colluders = {self.scheme.colluders}" * bool(self.scheme.colluders)
             raise UserError(
@@ -173,14 +236,33 @@ class SecureAggregation(Algorithm):
             with self.key_store_process() as key_store:
                 key_store.call("public", 0, {})  # reads the key files, which this process must not
 
-    def messages(self, task: Task) -> Messages:
-        """Return the messages of a round of this task with a full cohort."""
-        cohort = min(self.max_cohort, task.data.n_clients)
-        return Messages(self.scheme, self._sum_layout(task, cohort), cohort)
+    def _check_widths(self, task: Task) -> None:
+        numbers = self.messages(task).fixed_point
+        try:
+            self.scheme.check(numbers)
+        except UserError as error:
+            if self._rule is None:
+                raise
+            raise UserError(
+                f"{error}; {numbers.count_bits} of the bits are for the weights of algorithm.aggregator, fewer with a "
+                "larger nu"
+            ) from error
 
-    def _sum_layout(self, task: Task, cohort: int) -> SumLayout:
+    def messages(self, task: Task) -> Messages:
+        """Return the messages of a sum of this task with a full cohort."""
+        cohort = min(self.max_cohort, task.data.n_clients)
+        layout, chain = self._layout_of_mean(task, cohort), self.chain(task)
+        return Messages(self.scheme, layout if chain is None else chain.layout(layout), cohort)
+
+    def _layout_of_mean(self, task: Task, cohort: int) -> SumLayout:
         """Return the layout that the algorithm declares; raise `UserError` if it needs more than a sum."""
         traits = self.algorithm.traits
+        rule = self.algorithm.aggregator if isinstance(self.algorithm, Averaging) else None
+        if isinstance(rule, GeometricMedian) and rule.tolerance:
+            raise UserError(
+                f"secure: algorithm.aggregator.tolerance = {rule.tolerance:g} ends iterations by what they find, and "
+                "the bits of a round are settled before it; leave it out and set aggregator.iterations"
+            )
         if traits.codec:
             raise UserError(
                 f"secure: what algorithm.codec ({traits.codec[0].kind}) sends cannot be added up under encryption; "
@@ -196,8 +278,8 @@ class SecureAggregation(Algorithm):
                 "secure hides the rows that a client touches, and algorithm.download.rows = touched asks for them; use "
                 "download.rows = all"
             )
-        if isinstance(self.algorithm, ClientPass):
-            layout: SumLayout | None = self.algorithm.sum_layout(task, cohort)
+        if isinstance(self._mean, ClientPass):
+            layout: SumLayout | None = self._mean.sum_layout(task, cohort)
             if layout is not None:
                 return layout
         raise UserError(
@@ -207,7 +289,8 @@ class SecureAggregation(Algorithm):
 
     def participation_policy(self, task: Task) -> ParticipationPolicy:
         """Return the rule by which clients take part in a round of this task."""
-        return ParticipationPolicy(self.messages(task), self._rank_policy)
+        sums = 1 if self._rule is None else self._rule.traits.sums
+        return ParticipationPolicy(self.messages(task), self._rank_policy, sums)
 
     def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
         """Return each client's error at each size of its protected update; None unless ranks follow the channel."""
@@ -245,14 +328,18 @@ class SecureAggregation(Algorithm):
         return self.algorithm.relative_work(broadcast, task, clients)
 
     def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
-        """Return each client's downlink bits besides the broadcast, [C]: keys, shares, ranks, the sum to open."""
-        policy, bits = self.participation_policy(task), np.zeros(len(cohort), dtype=np.int64)
+        """Return each client's downlink bits besides the broadcast, [C]: keys, shares, ranks, the sum to open.
+
+        Those of a chain are the same for each of its sums, and its means.
+        """
+        policy, chain, bits = self.participation_policy(task), self.chain(task), np.zeros(len(cohort), dtype=np.int64)
         if len(cohort):
             participation = policy.of(task, cohort, round_index, budget_bits)
             part = np.isin(cohort, participation.clients)
             messages = replace(policy.messages, cohort=len(participation.clients))
             per_client, opener = messages.downlink_bits(participation.at_risk, sends_ranks=policy.ranks_follow_links)
-            bits[part] = per_client + opener * (np.arange(part.sum()) == participation.opener)
+            bits[part] = policy.sums * (per_client + opener * (np.arange(part.sum()) == participation.opener))
+            bits[part] += 0 if chain is None else chain.estimate_bits(messages.layout)
         return bits
 
     def public_key_bits(self, task: Task) -> int:
@@ -262,22 +349,23 @@ class SecureAggregation(Algorithm):
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train a chunk's clients, and add up what each of them sends, protected and signed.
 
+        In a later sum of a round `broadcast` has the last mean too, and clients send once more what they have learnt.
         `chunk.relayed` are the `RoundKeys`; `chunk.secrets` the arrays of the clients' `ClientSecrets`.
         """
         keys, secrets = chunk.relayed, ClientSecrets.of(chunk.secrets)
         assert isinstance(keys, RoundKeys)
         messages = keys.messages(self.messages(task))
-        algorithm = self.algorithm
+        algorithm, estimate = self._mean, ESTIMATE.of(broadcast)
         if messages.layout.max_rank and isinstance(algorithm, SCoLR):
             algorithm = algorithm.model_copy(update={"rank_policy": keys.participation.rank_policy()})
         assert isinstance(algorithm, ClientPass), "check() refuses others"
         # Budgets, losses and keys concern the protected upload: the plain algorithm sees none of them.
         plain = replace(chunk, budget_bits=None, lost=None, relayed=None, secrets={})
-        trained = algorithm.each_update(broadcast, plain, task)
-        contribution, uploads = algorithm.contributed(broadcast, plain, task, trained)
-        result = chunk_result(plain, trained, uploads, {}, contribution.state, contribution.metrics)
+        contribution, result = self._trained(algorithm, ESTIMATE.without(broadcast), plain, task, again=bool(estimate))
+        if (chain := self.chain(task)) is not None:
+            contribution = chain.pulled(contribution, estimate, messages.layout)
         began = time.perf_counter()
-        inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
+        inbox = Inbox(messages, chunk.key_round, keys.public, keys.verify)
         protector = UploadProtector(chunk, task.private_seed, messages, keys, secrets, inbox)
         sent = [protector.send(contribution, result.ledger, index) for index in range(len(chunk.clients))]
         cut, values = np.array([cut for _, cut in sent]).sum(axis=0)
@@ -289,13 +377,27 @@ class SecureAggregation(Algorithm):
             values=int(values),
         ).encoded_since(began)
 
+    def _trained(
+        self, algorithm: ClientPass, broadcast: Arrays, chunk: Chunk, task: Task, *, again: bool
+    ) -> tuple[Contribution, ChunkResult]:
+        """Return what the clients of a chunk learn, or have learnt if they are asked `again`, and its plain ledger."""
+        known = self._learnt.get(chunk.index)
+        if again and known is not None and known.of(broadcast, chunk, task):
+            return known.contribution, known.result
+        trained = algorithm.each_update(broadcast, chunk, task)
+        contribution, uploads = algorithm.contributed(broadcast, chunk, task, trained)
+        result = chunk_result(chunk, trained, uploads, {}, contribution.state, contribution.metrics)
+        if self._rule is not None:
+            self._learnt[chunk.index] = _Learnt(task, chunk.round_index, chunk.clients, broadcast, contribution, result)
+        return contribution, result
+
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Return the round's sum, which has been opened and replaces every chunk's."""
         return partials[0]
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the plain algorithm's next server state."""
-        return self.algorithm.step(server, broadcast, total, task, round_index)
+        return self._mean.step(server, broadcast, total, task, round_index)
 
     def step_metrics(self, before: Arrays, after: Arrays, total: Arrays, task: Task) -> Mapping[str, float]:
         """Return the plain algorithm's."""

@@ -42,6 +42,7 @@ class FixedRanks(Section):
 class Participation:
     """The n participants of a cohort. Shapes, all [n]: clients ascending, ranks, uplink_bits of all that each sends.
 
+    A round has so many `sums`, and the bits are those of each of them.
     `rule` has the groups that each sends: those of its rank without the ones that too few would send. Ranks are 0 for
     updates without ranks. Under encryption the client at index `opener` also sends back the opened sum.
     """
@@ -51,6 +52,7 @@ class Participation:
     uplink_bits: IntArray
     rule: OpenableGroups
     opener: int = 0
+    sums: int = 1
 
     @property
     def at_risk(self) -> IntArray:
@@ -70,11 +72,13 @@ class ParticipationPolicy:
     afford rank 1 does not take part. Under `uniform`, a client that cannot afford its drawn rank does not take part.
     Neither does a client without examples. If so few remain that their sum would not be opened, no client takes part.
 
-    A client's bits have to suffice for the case that all groups are at risk, since which are follows from the ranks.
+    A client's bits have to suffice for the case that all groups are at risk, since which are follows from the ranks;
+    and for all `sums` of a round.
     """
 
     messages: Messages
     policy: object
+    sums: int = 1
 
     @property
     def ranks_follow_links(self) -> bool:
@@ -84,7 +88,7 @@ class ParticipationPolicy:
     def of(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> Participation:
         """Return the participants of a cohort [C] with uplink budgets `budget_bits` [C]; None: no limit."""
         profiles = task.profiles.take(cohort)
-        budget = np.full(len(cohort), np.inf) if budget_bits is None else budget_bits.astype(np.float64)
+        budget = np.full(len(cohort), np.inf) if budget_bits is None else (budget_bits // self.sums).astype(np.float64)
         if isinstance(self.policy, BandwidthRank):
             budget = np.minimum(budget, self.policy.upload_seconds * profiles.uplink_bits_per_second)
         update = self.messages.most_bits_at_rank()
@@ -124,7 +128,7 @@ class ParticipationPolicy:
             messages.layout.sent_groups(ranks, clients, seed, round_index), scheme.least_senders
         )
         rule = OpenableGroups(tuple(clients.tolist()), groups, scheme.survivors_needed(n), scheme.least_senders)
-        chosen = Participation(clients, ranks, np.zeros(n, dtype=np.int64), rule, opener)
+        chosen = Participation(clients, ranks, np.zeros(n, dtype=np.int64), rule, opener, self.sums)
         opening = opening_bits * (np.arange(n) == opener)
         bits = messages.update_bits(groups) + messages.protocol_bits(chosen.at_risk) + opening
         return replace(chosen, uplink_bits=bits)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from narrowcast.algorithms.client.sums import TensorSum
 from narrowcast.algorithms.secure.keys import SECRET_BYTES, SHARE_BYTES, KeyAgreements, combine
 from narrowcast.algorithms.secure.masking_client import Step, dropout_steps
 from narrowcast.algorithms.secure.masks import MaskLayout, OpenableGroups, OwnSeeds
 from narrowcast.algorithms.secure.messages import EnrolledClients, Messages
 from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy, RoundKeys, SmallCounts
 from narrowcast.algorithms.secure.schemes import Encryption, Integers, Masked, Plain, PublicKey, RingElements
+from narrowcast.algorithms.secure.sum_chain import ESTIMATE
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore, refusals_end_the_run
 from narrowcast.platform.rounds.ledger import ChunkResult
@@ -186,37 +188,54 @@ def protected_groups(partial: Arrays) -> dict[int, RingElements]:
 
 
 class SumOpener:
-    """Opens the sum of each round once, with what its clients reveal."""
+    """Opens each sum of a round once, with what its clients reveal.
+
+    A sum has keys, masks and survivors of its own. Those of a run are numbered: the first of round r, of s sums, is
+    (r - 1) s + 1. A client that did not deliver in a sum, or stopped answering in it, takes part in no later one.
+    """
 
     def __init__(self, participation_policy: ParticipationPolicy, key_store: ClientKeyStore, task: Task) -> None:
         self._policy, self._key_store, self._task = participation_policy, key_store, task
         self._of_run = dict(key_store.call("public", 0, {}))
-        self._round = self._asked = 0
+        self._round = self._asked = self._sum = 0
+        self._gone: IntArray = np.empty(0, dtype=np.int64)
         self._survivors: IntArray = np.empty(0, dtype=np.int64)
+        self._participating: Participation | None = None
         self._keys: RoundKeys | None = None
         self._stops: dict[int, int] = {}
         self._warned_of: set[str] = set()
 
     def distribute_keys(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Return the chunks with the round's `RoundKeys`; its participants make their keys at the first call."""
+        """Return the chunks with the sum's `RoundKeys`; its participants make their keys at the first call."""
         if chunks and chunks[0].round_index != self._round:
-            self._round = chunks[0].round_index
-            participation = self._participation(chunks)
+            self._round, self._sum, self._gone = chunks[0].round_index, 0, self._gone[:0]
+            self._participating, self._keys = self._participation(chunks), None
+        if chunks and self._keys is None:
+            assert self._participating is not None
+            participation = self._participating
             clients, scheme = participation.clients, self._policy.messages.scheme
             probability = scheme.dropout if isinstance(scheme, Masked) else 0.0
-            steps = dropout_steps(self._task.seed, self._round, clients, probability)
+            steps = dropout_steps(self._task.seed, self._key_round, clients, probability)
+            steps = np.where(np.isin(clients, self._gone), Step.ADVERTISES, steps)
             self._stops = dict(zip(clients.tolist(), steps.tolist(), strict=True))
             told: Arrays = {"clients": clients, "groups": participation.rule.sends.astype(np.uint8), "stops": steps}
             with refusals_end_the_run(self._round):
-                of_round = self._key_store.call("begin", self._round, told)
+                of_round = self._key_store.call("begin", self._key_round, told)
             self._keys, self._survivors = RoundKeys.of(participation, self._of_run, of_round), of_round["survivors"]
             self._say_what_does_not_count(chunks)
-        return [replace(chunk, relayed=self._keys, lost=self._lost(chunk)) for chunk in chunks]
+        return [
+            replace(chunk, relayed=self._keys, lost=self._lost(chunk), key_round=self._key_round) for chunk in chunks
+        ]
+
+    @property
+    def _key_round(self) -> int:
+        """The number of the present sum in the run."""
+        return (self._round - 1) * self._policy.sums + self._sum + 1
 
     @property
     def answered_round(self) -> int:
-        """The last round that clients have answered, before this process too."""
-        return int(self._of_run["answered"][0])
+        """The last round of which clients have answered a sum, before this process too."""
+        return -(-int(self._of_run["answered"][0]) // self._policy.sums)
 
     def _lost(self, chunk: Chunk) -> BoolArray | None:
         """Return whose uploads do not count: in a repeated round, of all but those whose sum was opened."""
@@ -272,6 +291,17 @@ class SumOpener:
         total = messages.fixed_point.total(sums, messages.layout)
         return [replace(result, partial=total) for result in results]
 
+    def next_sum(self, results: list[ChunkResult]) -> Arrays | None:
+        """Return the mean of an opened sum, which the next sum of the round is made of; None after the last one."""
+        arrived = np.concatenate([result.ledger.client[result.ledger.delivered] for result in results] or [self._gone])
+        if not len(arrived) or self._sum + 1 == self._policy.sums:
+            return None
+        left = [client for client in arrived.tolist() if self._stops[client] == Step.NEVER]
+        self._gone = np.setdiff1d(list(self._stops), left)
+        self._sum, self._keys = self._sum + 1, None
+        opened = next(result.partial for result in results if not result.dropped)
+        return ESTIMATE.add(TensorSum.of(opened).means())
+
     def _refused(self, results: list[ChunkResult], messages: Messages, why: str) -> list[ChunkResult]:
         """Return a round in which no upload counts as delivered, so that the model stays."""
         logger.warning("round %d: %s; the model stays", self._round, why)
@@ -304,13 +334,14 @@ class SumOpener:
         signed = np.empty((0, 0), dtype=np.uint8)
         if messages.active:
             signed = self._key_store.call(
-                "sign", self._round, {"clients": listed, "asked": self._answering(Step.SIGNS, listed)}
+                "sign", self._key_round, {"clients": listed, "asked": self._answering(Step.SIGNS, listed)}
             )["signed"]
             if len(signed) < rule.threshold:
                 raise PayloadError(f"{len(signed)} of {len(listed)} clients signed the list, {rule.threshold} needed")
             signed = signed[: rule.threshold]
         asked = {"clients": listed, "asked": self._answering(Step.REVEALS, listed), "signed": signed}
-        return recovered(messages, self._round, keys, survivors, self._key_store.call("reveal", self._round, asked))
+        answers = self._key_store.call("reveal", self._key_round, asked)
+        return recovered(messages, self._key_round, keys, survivors, answers)
 
     def _answering(self, step: int, clients: IntArray) -> IntArray:
         """Return the clients that still answer in a step."""
@@ -334,7 +365,7 @@ class SumOpener:
             )
             request = {"group": plan, "elements": elements, "clients": arrived}
             with refusals_end_the_run(self._round):
-                answer = self._key_store.call("open", self._round, request)
+                answer = self._key_store.call("open", self._key_round, request)
             return np.asarray(answer["integers"])
         opened = scheme.open_sum(group, elements - masks[index] if masks else elements, numbers)
         return small_counts.blanked(group, opened)

@@ -125,7 +125,7 @@ def _with_secrets(chunks: Iterable[Chunk], model_sha256: bytes, key_store: Clien
     model = np.frombuffer(model_sha256, dtype=np.uint8)
     for chunk in chunks:
         with refusals_end_the_run(chunk.round_index):
-            secrets = key_store.call("secrets", chunk.round_index, {"clients": chunk.clients, "model": model})
+            secrets = key_store.call("secrets", chunk.key_round, {"clients": chunk.clients, "model": model})
         yield replace(chunk, secrets=secrets)
 
 

@@ -16,7 +16,10 @@ ClientSplit = Literal["train", "validation", "test"]
 
 
 class ClientKeyStore(Protocol):
-    """The clients' secrets, held in a process other than the server's; it answers a round once."""
+    """The clients' secrets, held in a process other than the server's; it answers a round once.
+
+    A round of the keys is a sum: those of a run are numbered by `Chunk.key_round`, from 1.
+    """
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
         """Return what the clients of a round reveal when asked by `method`: the same bytes for the same request.
@@ -36,13 +39,20 @@ class SecureRounds(Protocol):
         ...
 
     def distribute_keys(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Return the chunks with `relayed` filled in; the first call of a round has its clients make their keys."""
+        """Return the chunks with `relayed` and `key_round`; the first call of a sum has its clients make their keys."""
         ...
 
     def open_sum(self, results: list[ChunkResult]) -> list[ChunkResult]:
         """Return the results of a round with the opened sum in place of each partial sum.
 
         If too few clients delivered, no sum is opened and no client counts as delivered.
+        """
+        ...
+
+    def next_sum(self, results: list[ChunkResult]) -> Arrays | None:
+        """Return what the server sends besides the broadcast to have another sum made, from results with an opened one.
+
+        It is None if the round has no further sum.
         """
         ...
 

@@ -24,7 +24,7 @@ from narrowcast.platform.rounds.client_contracts import ClientKeyStore, ClientSp
 from narrowcast.platform.rounds.closing import close_round
 from narrowcast.platform.rounds.evaluation import Measure, measure_chunk, with_client_metrics
 from narrowcast.platform.rounds.ledger import ChunkResult, ClientMeasures
-from narrowcast.platform.rounds.opening import calls_to_repeat, open_round, replaced
+from narrowcast.platform.rounds.opening import calls_to_repeat, chunks_left, open_round, replaced
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Schedule
 from narrowcast.platform.rounds.state import LiveState, Run, RunState, start, stoppable
@@ -93,7 +93,8 @@ def _loop(
                 trained = time.perf_counter()
                 if secure is not None:
                     results = [
-                        result if isinstance(result, RunFailed) else secure.open_sum(result) for result in results
+                        _opened_sums(opening, result, secure, train)
+                        for opening, result in zip(opened, results, strict=True)
                     ]
             closed = [
                 _close(live[index], opening, result, measure)
@@ -134,6 +135,20 @@ def _replaced(results: Results, repeated: Results) -> Results:
     if isinstance(results, RunFailed):
         return results
     return repeated if isinstance(repeated, RunFailed) else replaced(results, repeated)
+
+
+def _opened_sums(opened: Opened, results: Results, secure: SecureRounds, train: Train) -> Results:
+    """Open the sum of a round, and then those that are made of what it says, by the clients that are still there."""
+    if isinstance(results, RunFailed):
+        return results
+    results = secure.open_sum(results)
+    while (sent := secure.next_sum(results)) is not None:
+        calls = [TrainingCall({**call.broadcast, **sent}, chunks_left(call.chunks, results)) for call in opened.calls]
+        (further,) = train([(opened.run, calls)])
+        if isinstance(further, RunFailed):
+            return further
+        results = replaced(results, secure.open_sum(further))
+    return results
 
 
 def _close(live: LiveState, opened: Opened, results: Results, measure: Measure | None) -> Outcome | RunFailed:

@@ -17,7 +17,7 @@ from narrowcast.platform.rounds.ledger import ChunkResult, ClientLedger, RoundLe
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import Draw, cohort_size
 from narrowcast.platform.rounds.state import LiveState, Run
-from narrowcast.platform.types import BoolArray, FloatArray, IntArray
+from narrowcast.platform.types import BoolArray, Chunk, FloatArray, IntArray
 
 
 def download_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> IntArray:
@@ -147,6 +147,12 @@ def calls_to_repeat(opened: OpenRound, results: Sequence[ChunkResult]) -> list[T
         if not (result.dropped or np.array_equal(before.arrives(), after.arrives()))
     ]
     return [TrainingCall(opened.broadcast.arrays, chunks)] if chunks else []
+
+
+def chunks_left(chunks: Sequence[Chunk], results: Sequence[ChunkResult]) -> list[Chunk]:
+    """Return the chunks whose hosts have not failed, with the uploads lost of clients that did not deliver."""
+    by_index = {result.index: result for result in results if not result.dropped}
+    return [replace(chunk, lost=~by_index[chunk.index].ledger.delivered) for chunk in chunks if chunk.index in by_index]
 
 
 def replaced(results: list[ChunkResult], repeated: Sequence[ChunkResult]) -> list[ChunkResult]:
