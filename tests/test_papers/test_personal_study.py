@@ -10,15 +10,17 @@ import pytest
 
 from command_line import narrowcast
 from narrowcast.platform.data.samples import one_array
+from narrowcast.platform.data.watch import WatchExercises
 from narrowcast.studies.execution import Planned, Queue, light_run
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast_papers.personal.clients import MixedClients
 from narrowcast_papers.personal.methods import (
+    FASHION,
     MODELS,
     OWN_RATE,
     SPLITS,
-    STUDY,
+    SUBJECTS,
     TEST_SEEDS,
     TUNED,
     TUNING_SEEDS,
@@ -91,6 +93,15 @@ def test_differences_are_from_the_control_that_is_named() -> None:
         assert [verdict.what for verdict in verdicts if verdict.verdict == "reference"] == [f"here: {control}"]
 
 
+@pytest.mark.data("watch-exercises")
+def test_subjects_take_so_many_steps_of_so_many_windows() -> None:
+    examples = WatchExercises(seed=0, validation_share=0.2).load().examples
+    assert len(examples) == SUBJECTS.clients == SUBJECTS.cohort
+    assert examples.mean() == pytest.approx(SUBJECTS.samples)
+    steps = np.ceil(examples / SUBJECTS.batch_size)
+    assert (steps.min(), steps.max()) == (10, 18)
+
+
 @pytest.mark.data("fashion-mnist")
 def test_clients_have_images_of_their_own_in_their_proportions() -> None:
     data = MixedClients(seed=3, images=100).load()
@@ -130,7 +141,7 @@ def test_pooled_accuracy_of_clients_that_use_the_global_model_is_its_accuracy() 
     assert plain["test.accuracy"] != pytest.approx(plain["test.accuracy.mean"], abs=1e-3)
 
 
-@pytest.mark.parametrize("name", [STUDY, "pfedme-mnist"])
+@pytest.mark.parametrize("name", [FASHION, "pfedme-mnist"])
 def test_the_published_table_has_every_run(name: str, tmp_path: Path) -> None:
     assert not list(queue_of(name).missing())
     words = ("reproduce", name, "--papers", PAPERS, "--time-limit", 0, "--output", tmp_path)

@@ -1,14 +1,14 @@
 """The methods of the comparison, what is tuned of each, and the search that tunes it.
 
-Every number that a method has is searched on validation images of the clients, with seeds that are not test seeds: from
-a start to the neighbours on the ladder of each number, until no neighbour is better. So no best value is at the edge of
-what was tried, unless it is one that has nothing beyond it, such as a share of 1.
+Every number that a method has is searched on validation samples of the clients, with seeds that are not test seeds:
+from a start to the neighbours on the ladder of each number, until no neighbour is better. So no best value is at the
+edge of what was tried, unless it is one that has nothing beyond it, such as a share of 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from string import Template
 
 from narrowcast.studies.execution import Plan, Planned
@@ -16,9 +16,8 @@ from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tuning import TUNING_SEED, searched
 
-STUDY = "personal-fashion"
+FASHION, WATCH = "personal-fashion", "personal-watch"
 METRIC = "accuracy.mean"
-CLIENTS, COHORT, ROUNDS = 40, 10, 100
 TEST_SEEDS, TUNING_SEEDS = 5, 3
 Values = Mapping[str, float]
 Point = tuple[float, ...]
@@ -30,34 +29,67 @@ def doubling(first: float, steps: int) -> tuple[float, ...]:
     return tuple(first * 2**step for step in range(steps))
 
 
-RATES, EPOCHS, PULLS = doubling(0.0125, 9), doubling(1, 8), (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+RATES, EPOCHS, PULLS = doubling(0.0125, 9), doubling(1, 10), (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Clients by the concentration of their classes and their training images, with the batches of a round."""
+    """Clients of a study, by their data, with the rounds, the clients and the batches of a round.
 
-    alpha: float
-    images: int
+    `key` names the split in labels of runs, `name` in words. `samples` are those that a client trains on, or their mean
+    number over clients. `budgets`: megabytes of both directions at which methods that share a part are compared.
+    `left_out` are methods that were not run on it.
+    """
+
+    study: str
+    key: str
+    name: str
+    data: str
+    samples: float
     batch_size: int
     epochs: int
+    clients: int = 40
+    cohort: int = 10
+    rounds: int = 100
+    budgets: tuple[float, ...] = ()
+    left_out: frozenset[str] = frozenset()
 
-    @property
-    def name(self) -> str:
-        """The split in words."""
-        return f"Dirichlet {self.alpha:g}, {self.images} images"
+
+def mixed(alpha: float, images: int, batch_size: int, epochs: int) -> Split:
+    """Return the split of Fashion-MNIST by the concentration of a client's classes and its images."""
+    data = f"{{kind: narrowcast_papers.personal.clients:MixedClients, alpha: {alpha:g}, images: {images}}}"
+    name, key = f"Dirichlet {alpha:g}, {images} images", f"{alpha:g}-{images}"
+    return Split(FASHION, key, name, data, images, batch_size, epochs, budgets=(40.0, 100.0, 200.0))
 
 
-SPLITS = (Split(0.3, 20, 10, 2), Split(0.3, 100, 20, 1))
+SPLITS = (
+    mixed(0.3, 20, 10, 2),
+    mixed(0.3, 100, 20, 1),
+    replace(mixed(1.0, 20, 10, 2), left_out=frozenset({"APFL", "pFedMe", "Per-FedAvg"})),
+)
 """A client takes four steps of ten images in a round, or five of twenty."""
+SUBJECTS = Split(
+    WATCH,
+    "subjects",
+    "ten subjects",
+    "{kind: watch-exercises, validation_share: 0.2}",
+    samples=291.1,
+    batch_size=20,
+    epochs=1,
+    clients=10,
+    cohort=10,
+    rounds=40,
+    left_out=frozenset({"FedPer", "LG-FedAvg"}),
+)
+"""The subjects of recordings with a watch, each of whom takes part in every round: 10 to 18 steps of twenty windows."""
 
 
 @dataclass(frozen=True)
 class Method:
     """An algorithm's fields, with the ladder of each number that is tuned and where its search starts.
 
-    `gradients` of every image in a local epoch, `adapts` the images whose gradients a client computes before it is
+    `gradients` of every sample in a local epoch, `adapts` the samples whose gradients a client computes before it is
     measured, by the tuned values. `derived` adds values that follow from the tuned ones.
     """
 
@@ -93,20 +125,20 @@ _CONTROLS = {
         "{kind: fine_tune, fine_tune_epochs: $fine_tune}",
         {**_RATE, "fine_tune": EPOCHS},
         (0.1, 8),
-        adapts=lambda values, split: split.images * values["fine_tune"],
+        adapts=lambda values, split: split.samples * values["fine_tune"],
     ),
     ALONE: Method("local", _RATE, (0.1,)),
     FEDAVG: Method("fedavg", _RATE, (0.1,)),
+    OWN_RATE: Method(
+        "{kind: fine_tune, fine_tune_epochs: $fine_tune, fine_tune_rate: $fine_tune_rate}",
+        {**_RATE, "fine_tune_rate": doubling(0.003125, 11), "fine_tune": EPOCHS},
+        (0.1, 0.1, 8),
+        adapts=lambda values, split: split.samples * values["fine_tune"],
+    ),
 }
 _DITTO = {"Ditto": Method("{kind: ditto, pull: $pull}", {**_RATE, "pull": PULLS}, (0.1, 0.1), gradients=2)}
 _WHOLE = {
     **_CONTROLS,
-    OWN_RATE: Method(
-        "{kind: fine_tune, fine_tune_epochs: $fine_tune, fine_tune_rate: $fine_tune_rate}",
-        {**_RATE, "fine_tune_rate": doubling(0.003125, 11), "fine_tune": doubling(1, 10)},
-        (0.1, 0.1, 8),
-        adapts=lambda values, split: split.images * values["fine_tune"],
-    ),
     **_DITTO,
     "APFL": Method("{kind: apfl, alpha: $share}", {**_RATE, "share": SHARES}, (0.1, 0.5), gradients=2),
     "pFedMe": Method(
@@ -146,8 +178,13 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Method]]] = {
     "perceptron": ("{kind: mlp, hidden: [32]}", _PARTS),
 }
 """The model and the methods; a single layer has no body and head, so that methods that split a network have another."""
-GROUPS = ((SPLITS[0], "softmax"), (SPLITS[0], "perceptron"), (SPLITS[1], "softmax"))
-"""The split and the model of the cells that are compared with one another."""
+GROUPS = (
+    *((split, "softmax") for split in SPLITS),
+    (replace(SPLITS[0], left_out=frozenset({OWN_RATE})), "perceptron"),
+)
+"""The split and the model of the cells of Fashion-MNIST that are compared with one another."""
+WATCH_GROUPS = ((SUBJECTS, "perceptron"),)
+"""The same of the recordings with a watch."""
 
 
 @dataclass(frozen=True)
@@ -169,42 +206,38 @@ class Cell:
         return {"epochs": self.split.epochs, **tuned, **self.method.derived(tuned)}
 
     def gradients(self, point: Point) -> float:
-        """Return the gradients of single images that a run computes."""
+        """Return the gradients of single samples that a run computes."""
         values, split = self.values(point), self.split
-        training = ROUNDS * COHORT * split.images * values["epochs"] * self.method.gradients
-        return training + CLIENTS * self.method.adapts(values, split)
+        training = split.rounds * split.cohort * split.samples * values["epochs"] * self.method.gradients
+        return training + split.clients * self.method.adapts(values, split)
 
     def tuning(self, point: Point) -> RunSpec:
-        """Return the run on validation images at a point."""
-        return self._spec(point, "-tuning", ROUNDS, first_seed=TUNING_SEED)
+        """Return the run on validation samples at a point."""
+        return self._spec(point, "-tuning", first_seed=TUNING_SEED)
 
     def test(self, point: Point) -> RunSpec:
-        """Return the run on test images at a point."""
-        curve = self.model != "softmax"
-        return self._spec(point, "", ROUNDS // 10 if curve else ROUNDS, curve=curve)
+        """Return the run on test samples at a point."""
+        return self._spec(point, "", curve=self.model != "softmax" and bool(self.split.budgets))
 
     def searched(self, rows: Rows) -> tuple[Point | None, list[Point]]:
         """Return the best point, None while the search is not finished; and all that was tried or is next."""
         method = self.method
         return searched(rows, method.start, method.neighbours, self.tuning, f"validation.{METRIC}", TUNING_SEEDS)
 
-    def _spec(
-        self, point: Point, part: str, evaluate_every: int, *, first_seed: int = 0, curve: bool = False
-    ) -> RunSpec:
+    def _spec(self, point: Point, part: str, *, first_seed: int = 0, curve: bool = False) -> RunSpec:
         split, numbers = self.split, {name: f"{value:g}" for name, value in self.values(point).items()}
         own = "-".join(f"{value:g}" for value in point)
         return RunSpec(
-            f"{STUDY}-{split.alpha:g}-{split.images}-{self.model}-{slug(self.name)}{part}-{own}",
+            f"{split.study}-{split.key}-{self.model}-{slug(self.name)}{part}-{own}",
             "fedavg-digits",
             (
-                f"rounds={ROUNDS}",
-                f"evaluate_every={evaluate_every}",
-                f"clients_per_round={COHORT}",
-                f"chunk_size={CLIENTS}",
+                f"rounds={split.rounds}",
+                f"evaluate_every={split.rounds // 10 if curve else split.rounds}",
+                f"clients_per_round={split.cohort}",
+                f"chunk_size={split.clients}",
                 "checkpoint_seconds=100000",
                 "evaluate_clients=[validation, test]",
-                f"data={{kind: narrowcast_papers.personal.clients:MixedClients, alpha: {split.alpha:g}, "
-                f"images: {split.images}}}",
+                f"data={split.data}",
                 f"model={MODELS[self.model][0]}",
                 f"algorithm={Template(self.method.algorithm).substitute(numbers)}",
                 f"training={{learning_rate: {numbers['rate']}, batch_size: {split.batch_size}, "
@@ -218,7 +251,7 @@ class Cell:
 
 def cells(split: Split, model: str) -> list[Cell]:
     """Return the cells of a split and a model, the reference first."""
-    return [Cell(split, model, name) for name in MODELS[model][1]]
+    return [Cell(split, model, name) for name in MODELS[model][1] if name not in split.left_out]
 
 
 def plan_of(split: Split, model: str) -> Plan:
@@ -229,9 +262,9 @@ def plan_of(split: Split, model: str) -> Plan:
             best, tried = cell.searched(rows)
             for spec in map(cell.tuning, tried):
                 for seed in spec.seeds(TUNING_SEEDS):
-                    yield Planned(STUDY, spec, seed, test=False)
+                    yield Planned(split.study, spec, seed, test=False)
             if best is not None:
                 for seed in range(TEST_SEEDS):
-                    yield Planned(STUDY, cell.test(best), seed)
+                    yield Planned(split.study, cell.test(best), seed)
 
     return plan

@@ -17,11 +17,10 @@ from narrowcast.studies.verdicts import PaperVerdict, Runs, accuracies, correcte
 from narrowcast_papers.personal.methods import (
     GROUPS,
     METRIC,
-    MODELS,
     OWN_RATE,
-    STUDY,
     TEST_SEEDS,
     TUNED,
+    WATCH_GROUPS,
     Cell,
     Point,
     Split,
@@ -29,9 +28,9 @@ from narrowcast_papers.personal.methods import (
     plan_of,
 )
 
+Groups = tuple[tuple[Split, str], ...]
+"""Splits and models whose cells are compared with one another."""
 WORST = "accuracy.worst_10_percent"
-BUDGETS = (40.0, 100.0, 200.0)
-"""Megabytes of both directions; FedAvg has 2 a round, and all are evaluated in every tenth."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,6 @@ def finished_methods(rows: Rows, group: list[Cell]) -> dict[str, Tested]:
     return found
 
 
-def judge(rows: Rows) -> list[PaperVerdict]:
-    """Return the verdicts on all groups."""
-    return [verdict for group in GROUPS for verdict in judge_group(rows, *group)]
-
-
 def judge_group(rows: Rows, split: Split, model: str) -> list[PaperVerdict]:
     """Compare each method with fine-tuned FedAvg, seed by seed: the mean, the worst tenth, and the mean at equal bits.
 
@@ -100,7 +94,7 @@ def judge_group(rows: Rows, split: Split, model: str) -> list[PaperVerdict]:
         verdicts += compared(f"{place}, beside its own rate", reached, {}, OWN_RATE)
         verdicts += compared(f"{place}, worst tenth beside its own rate", worst, {}, OWN_RATE)
     if all("curve" in run for each in found.values() for run in each.runs):
-        for budget in BUDGETS:
+        for budget in split.budgets:
             within = {name: each.within(budget) for name, each in found.items()}
             verdicts += compared(f"{place}, {budget:g} MB", within, {})
     return verdicts
@@ -129,15 +123,15 @@ def compared(
     ]
 
 
-def plot(rows: Rows, path: Path) -> None:
+def plot(rows: Rows, path: Path, groups: Groups, title: str) -> None:
     """Plot the mean accuracy of each method's clients by split, a panel for each model."""
-    models = list(dict.fromkeys(model for _, model in GROUPS))
-    figure, panels = new_figure("Models of clients' own, Fashion-MNIST over 40 clients", panels=len(models))
+    models = list(dict.fromkeys(model for _, model in groups))
+    figure, panels = new_figure(title, panels=len(models))
     for axes, model in zip(panels, models, strict=True):
-        names = list(MODELS[model][1])
+        of_model = [split for split, other in groups if other == model]
+        names = list(dict.fromkeys(cell.name for split in of_model for cell in cells(split, model)))
         axes.set_yticks(range(len(names)), names[::-1])
-        of_model = [split for split, other in GROUPS if other == model]
-        for colour, shift, split in zip(COLOURS, (0.2, -0.2), of_model, strict=False):
+        for colour, shift, split in zip(COLOURS, (0.2, -0.2, 0.0), of_model, strict=False):
             found = finished_methods(rows, cells(split, model))
             for index, (name, each) in enumerate(found.items()):
                 axes.errorbar(
@@ -150,8 +144,19 @@ def plot(rows: Rows, path: Path) -> None:
                     label=split.name if index == 0 else None,
                 )
         axes.set(xlabel=f"mean test accuracy of clients (%), {model}")
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(0, 0.3))
     figure.savefig(path, dpi=100)
 
 
-FASHION = StudyTable({STUDY: in_turn([plan_of(*group) for group in GROUPS])}, judge, plot)
+def table_of(groups: Groups, title: str) -> StudyTable:
+    """Return the table of groups of one study."""
+    (study,) = {split.study for split, _ in groups}
+    return StudyTable(
+        {study: in_turn([plan_of(*group) for group in groups])},
+        lambda rows: [verdict for group in groups for verdict in judge_group(rows, *group)],
+        lambda rows, path: plot(rows, path, groups, title),
+    )
+
+
+FASHION_TABLE = table_of(GROUPS, "Models of clients' own, Fashion-MNIST over 40 clients")
+WATCH_TABLE = table_of(WATCH_GROUPS, "Models of clients' own, exercises by a watch over ten subjects")
