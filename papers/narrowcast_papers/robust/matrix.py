@@ -163,7 +163,11 @@ def judge(lines: Lines) -> list[PaperVerdict]:
         said, difference = dict[tuple[str, str], str](), dict[tuple[str, str], str]()
         for cell, (test, _, p_zero) in zip(against, corrected(tests), strict=True):
             order = (
-                "not told from the mean" if p_zero >= 0.05 else "below the mean" if test.interval.mean < 0 else "above"
+                "not told from the mean"
+                if p_zero >= 0.05
+                else "below the mean"
+                if test.interval.mean < 0
+                else "above the mean"
             )
             said[cell] = f"{order}, p = {p_zero:.2g}"
             difference[cell] = f"{test.interval.mean:+.1f} {bounds_of(test, 1)}"

@@ -23,6 +23,7 @@ from narrowcast.platform.tracking.metrics import (
     CLIENTS,
     GLOBAL,
     NEW,
+    SUCCESS,
     RunTargetCost,
     SolveTargetCost,
     format_metric,
@@ -319,6 +320,8 @@ class Result(FinishedRun[ResultFile]):
                 metric = metric_label(name.removeprefix(NEW).removeprefix(GLOBAL))
                 whose = "new clients" if name.startswith(NEW) else "clients with the global model"
                 rows.append((f"{metric} of {whose}", over_clients_text(name, self.final, shares)))
+        if SUCCESS in self.final:
+            rows.append((metric_label(SUCCESS), format_metric(SUCCESS, self.final[SUCCESS], shares)))
         rows += self.baseline_rows()
         rows += [(self.file.goal(target), target_cost(target)) for target in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)

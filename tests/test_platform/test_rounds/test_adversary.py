@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import narrowcast as nc
 import short_runs
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.data.samples import Samples
@@ -210,11 +212,13 @@ def test_clients_are_judged_without_the_attackers() -> None:
     assert last.metrics["test.accuracy.mean"] == pytest.approx(np.nanmean(honest))
 
 
-def test_success_is_recorded_beside_the_accuracy_of_clean_images() -> None:
+def test_success_is_recorded_beside_the_accuracy_of_clean_images(tmp_path: Path) -> None:
     trigger = {"kind": "trigger", "size": 1, "attackers": 0.4}
     *_, last = finished(experiment(trigger, rounds=60, evaluate_every=60, clients_per_round=CLIENTS))
     assert last.metrics["attack.success"] > 0.8
     assert last.metrics["test.accuracy"] > 0.8
+    of_run = nc.run(experiment(trigger, rounds=1), output=tmp_path)
+    assert ("attack success", f"{100 * of_run.final['attack.success']:.2f} %") in of_run.summary()
     *_, without = finished(experiment({**trigger, "first_round": 100}, rounds=60, evaluate_every=60))
     assert without.metrics["attack.success"] < 0.3
 

@@ -23,6 +23,7 @@ from narrowcast.platform.tracking.metrics import (
     BETTER,
     GLOBAL,
     NEW,
+    SUCCESS,
     declared_by,
     fraction_metrics,
     share_better,
@@ -199,7 +200,7 @@ def metrics_of(task: Task, model: Arrays, clients: Arrays) -> dict[str, float]:
         for name, value in task.model.evaluate(model, clients, task.data, split).items()
     }
     if task.adversary is not None and task.adversary.measured is not None:
-        metrics["attack.success"] = task.model.evaluate(model, clients, task.adversary.measured, "test")["accuracy"]
+        metrics[SUCCESS] = task.model.evaluate(model, clients, task.adversary.measured, "test")["accuracy"]
     return metrics
 
 

@@ -91,6 +91,8 @@ BETTER = "better_than_global"
 """The share of the clients whose own model is better than the global one; of clients with models of their own."""
 NEW, GLOBAL = "new.", "global."
 """Before the names of metrics of new clients, and of those of the global model where clients have their own."""
+SUCCESS = "attack.success"
+"""The share of test samples for which the global model says what attackers want."""
 _PERCENT_SQUARED = 1e4
 
 
@@ -215,6 +217,8 @@ def is_fraction(name: str, shares: FractionMetrics = None) -> bool:
     `shares` are those that the model declares, without their split; None for models that declare nothing and for runs
     of earlier versions, whose metrics are known by the words in their names.
     """
+    if name == SUCCESS:
+        return True
     name, statistic = split_statistic(name)
     metric = name.rpartition(".")[2]
     if statistic == BETTER:

@@ -1,0 +1,79 @@
+"""The matrix of robust rules and attackers: how rates are chosen, what is judged, and cells on real images."""
+
+from __future__ import annotations
+
+from math import log2
+from pathlib import Path
+
+import pytest
+
+from narrowcast.experiment import load_experiment
+from narrowcast_papers.robust import matrix
+from narrowcast_papers.robust.matrix import ATTACKS, MEAN, NONE, RULES, SPLITS, TEST_SEEDS, TUNING_SEEDS
+
+Row = dict[str, str]
+
+
+def line(seed: int, split: str, rule: str, attack: str, rate: float, reached: float) -> Row:
+    values = {"seed": seed, "split": split, "rule": rule, "attack": attack, "rate": rate}
+    return {name: str(value) for name, value in {**values, "validation": reached, "test": reached + 1}.items()}
+
+
+def test_rates_are_tried_until_the_best_is_not_at_an_edge() -> None:
+    best = {rule: 0.2 * 2.0 ** (index % 7 - 3) for index, rule in enumerate(RULES)}
+    lines: list[Row] = []
+    for seed, split, rule, attack, rate in matrix.planned(lines):
+        lines.append(line(seed, split, rule, attack, rate, 80 - abs(log2(rate / best[rule]))))
+    for split in SPLITS:
+        for rule in RULES:
+            of_rule = [row for row in lines if (row["split"], row["rule"]) == (split, rule)]
+            tried = {float(row["rate"]) for row in of_rule if int(row["seed"]) in TUNING_SEEDS}
+            assert min(tried) < best[rule] < max(tried)
+            tested = [row for row in of_rule if int(row["seed"]) in TEST_SEEDS]
+            assert {float(row["rate"]) for row in tested} == {best[rule]}
+            assert sorted(row["attack"] for row in tested) == sorted([*ATTACKS] * len(TEST_SEEDS))
+
+
+def test_rules_are_compared_with_the_mean_under_the_same_attack() -> None:
+    split, spread = next(iter(SPLITS)), (0.0, 0.1, -0.1, 0.2, -0.2)
+    reached = {(MEAN, NONE): 80, (MEAN, "mimic"): 70, ("Krum", NONE): 60, ("Krum", "mimic"): 75, ("median", NONE): 80}
+    lines = [
+        line(seed, split, rule, attack, 0.2, value + spread[seed] * (1 if rule == MEAN else -1))
+        for (rule, attack), value in reached.items()
+        for seed in TEST_SEEDS
+    ]
+    verdicts = {verdict.what: verdict for verdict in matrix.judge(lines)}
+    assert len(verdicts) == len(reached)
+    assert verdicts[f"{split}: Krum, none"].verdict.startswith("below the mean")
+    assert verdicts[f"{split}: Krum, none"].difference.startswith("-20.0 (")
+    assert verdicts[f"{split}: Krum, mimic"].verdict.startswith("above the mean")
+    assert verdicts[f"{split}: median, none"].verdict.startswith("not told from the mean")
+    assert verdicts[f"{split}: mean, none"].verdict == ""
+    assert matrix.judge(lines[:3]) == []
+
+
+def test_the_matrix_is_drawn(tmp_path: Path) -> None:
+    split = next(iter(SPLITS))
+    matrix.plot([line(seed, split, MEAN, NONE, 0.2, 80) for seed in TEST_SEEDS], tmp_path / "matrix.png")
+    assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_cell_is_an_experiment(rule: str) -> None:
+    for attack in ATTACKS:
+        of = matrix.experiment_of("iid", rule, attack, 0.2, 3)
+        assert load_experiment(of.plain()).identity() == of.identity()
+        assert (of.attack is None) == (attack == NONE)
+
+
+@pytest.mark.data("mnist")
+def test_the_omniscient_attack_breaks_the_mean_and_not_the_geometric_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "ROUNDS", 10)
+    reached = {
+        (rule, attack): next(iter(matrix.measure(0, "iid", rule, attack, 0.2)))["test"]
+        for rule in (MEAN, "geometric median")
+        for attack in (NONE, "omniscient")
+    }
+    assert reached[MEAN, NONE] > 80
+    assert reached[MEAN, "omniscient"] < 30
+    assert reached["geometric median", "omniscient"] > 75
