@@ -185,7 +185,7 @@ class GeometricMedian(Aggregator):
         shares = weights / weights.sum()
         z = shares @ vectors
         for _ in range(self.iterations):
-            pulls = self.pulls(shares, np.linalg.norm(vectors - z, axis=1))
+            pulls = self.pulls(shares, np.sqrt(_squared_norms(vectors, z)))
             before, z = z, pulls / pulls.sum() @ vectors
             if np.linalg.norm(z - before) <= self.tolerance * np.linalg.norm(z):
                 break
@@ -425,9 +425,18 @@ def _check_minority(byzantine: int, clients: int, share: int, more: int) -> None
 
 def _squared_distances(vectors: FloatArray) -> FloatArray:
     """Return the squared distance of each pair, [C, C]."""
-    squares = (vectors**2).sum(axis=1)
-    distances = np.maximum(squares[:, np.newaxis] + squares - 2 * vectors @ vectors.T, 0)
+    squares = _squared_norms(vectors)
+    distances = np.maximum(squares[:, np.newaxis] + squares - 2 * (vectors @ vectors.T), 0)
     return np.asarray(np.minimum(distances, distances.T))  # a product need not be symmetric to the last bit
+
+
+def _squared_norms(vectors: FloatArray, centre: FloatArray | float = 0.0) -> FloatArray:
+    """Return the squared distance of each vector to a point, [C]."""
+    squares, difference = np.empty(len(vectors)), np.empty(vectors.shape[1])
+    for client, vector in enumerate(vectors):  # one at a time: differences of all would not stay in the cache
+        np.subtract(vector, centre, out=difference)
+        squares[client] = np.multiply(difference, difference, out=difference).sum()
+    return squares
 
 
 def _krum_scores(distances: FloatArray, left_out: int) -> FloatArray:
@@ -444,7 +453,7 @@ def _mean_around_median(values: NDArray[Any], out: int) -> NDArray[Any]:
 
 def _clipped(vectors: FloatArray, radius: Radius) -> FloatArray:
     """Return the vectors [C, parameters], scaled down to a norm; median: to the median of their norms."""
-    norms = np.linalg.norm(vectors, axis=1)
+    norms = np.sqrt(_squared_norms(vectors))
     most = np.median(norms) if radius == "median" else radius
     return np.asarray(vectors * np.minimum(1.0, most / np.maximum(norms, np.finfo(float).tiny))[:, np.newaxis])
 
@@ -463,8 +472,8 @@ def _stacked(vectors: FloatArray, changes: Mapping[str, NDArray[Any]]) -> Arrays
 
 def _vectors(changes: Arrays) -> NDArray[np.float64]:
     """Return the changes of each client as one vector, [C, parameters]."""
-    rows = [np.asarray(values, dtype=np.float64).reshape(len(values), -1) for values in changes.values()]
-    return np.concatenate(rows, axis=1)
+    rows = [values.reshape(len(values), -1) for values in map(np.asarray, changes.values())]
+    return np.concatenate(rows, axis=1, dtype=np.float64)
 
 
 def _tensors(vector: NDArray[np.float64], changes: Arrays) -> Arrays:
