@@ -121,6 +121,18 @@ def test_no_modules_import_one_another(imports: Graph) -> None:
     assert circles(imports, SCOPES) == []  # at the top, in functions and for types alike
 
 
+def test_attacks_are_imported_by_what_makes_them_alone(imports: Graph) -> None:
+    attacks = "narrowcast.algorithms.attacks"
+    importers = {module for module, by_scope in imports.items() if any(attacks in name for name in _names(by_scope))}
+    assert {module for module in importers if not module.startswith(attacks)} == {"narrowcast.runs.attack_trial"}
+    trials = {module for module, by_scope in imports.items() if "narrowcast.runs.attack_trial" in _names(by_scope)}
+    assert trials == {"narrowcast.extend"}  # by name, and for types
+
+
+def _names(by_scope: dict[str, set[str]]) -> set[str]:
+    return set().union(*by_scope.values())
+
+
 HEAVY = {"torch", "ray", "mlflow", "numba", "matplotlib", "pandas", "optuna", "sklearn", "scipy", "requests", "plotly"}
 
 

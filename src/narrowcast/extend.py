@@ -86,7 +86,7 @@ if TYPE_CHECKING:
         Profiles,
         scaled,
     )
-    from narrowcast.runs.attack_trial import attack_run, record_transcript
+    from narrowcast.runs.attack_trial import attack_run, record_network, record_transcript
     from narrowcast.tuning.pruning import Pruner
     from narrowcast.tuning.samplers import Sampler
 
@@ -187,6 +187,7 @@ __all__ = [
     "joined_updates",
     "joined_uploads",
     "load_experiment",
+    "record_network",
     "record_transcript",
     "scaled",
     "varint",
@@ -268,6 +269,7 @@ _HOMES = {
         "platform.types",
     ),
     "attack_run": "runs.attack_trial",
+    "record_network": "runs.attack_trial",
     "record_transcript": "runs.attack_trial",
     "Pruner": "tuning.pruning",
     "Sampler": "tuning.samplers",

@@ -77,6 +77,7 @@ PUBLIC = {
     ("personal/mnist.py", "'training images'"),
     ("ditto/theory.py", "'points'"),
     ("fedrep/problem.py", "'linear representation'"),
+    ("leakage/observed.py", "'attacked images'"),
     ("wireless/figures.py", "'least squares'"),
     ("wireless/figures.py", "'quantisers'"),
     # the global model before round 1
@@ -100,6 +101,8 @@ PUBLIC = {
     ("algorithms/codecs/low_rank.py", "kind + name"),
     # an attacker, who tries the seed that he knows
     ("algorithms/attacks/inference.py", "'negatives'"),
+    # the start of an attacker's search
+    ("algorithms/attacks/gradient_inversion.py", "'dummy images'"),
     # when simulated clients stop answering
     ("algorithms/secure/masking_client.py", "'secure dropout'"),
     # Rounding and sampling inside a codec: drawn under the key of the upload, which its stages are given whole.

@@ -20,13 +20,18 @@ from narrowcast.algorithms.attacks.inference import (
     read_thin_groups,
     share_rightly_attributed,
 )
+from narrowcast.algorithms.attacks.network_transcript import NetworkRecorder, NetworkRound
+from narrowcast.algorithms.attacks.taps import Recorder
 from narrowcast.algorithms.attacks.transcript import Transcript, TranscriptRecorder
 from narrowcast.algorithms.secure.schemes import Plain
 from narrowcast.experiment import Experiment
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import USER_FACTORS
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.types import FloatArray, IntArray
@@ -53,9 +58,34 @@ def record_transcript(
 
 def record_run(run: Run, popularity: FloatArray | None = None) -> tuple[Transcript, RunState]:
     """Run every round, with clients in chunks of one; return its server's transcript and its last state."""
-    run = replace(run, plan=run.plan.model_copy(update={"chunk_size": 1}))
     told = np.ones(run.task.data.sizes["items"]) if popularity is None else popularity
     recorder = TranscriptRecorder(run.algorithm, run.task, told)
+    state = _run_tapped(run, recorder)
+    return recorder.transcript(), state
+
+
+def record_network(experiment: Experiment, data: Samples | None = None) -> tuple[list[NetworkRound], Task]:
+    """Run an experiment of a network in this process; return its rounds as its server sees them, and its task.
+
+    `data` replaces the experiment's. Raise `UserError` for another model, and for an algorithm whose server needs more
+    than a sum of its clients' changes.
+    """
+    if not isinstance(experiment.model, NeuralNetwork):
+        raise UserError(f"model.kind = {experiment.model.kind}: changes are those of networks; use record_transcript")
+    task = experiment.task(data or experiment.data_source.load())
+    if experiment.algorithm.sum_layout(task, experiment.clients_per_round) is None:
+        raise UserError(
+            f"algorithm.kind = {experiment.algorithm.kind}: its server does not add changes up; use fedavg, fedprox, "
+            "colr or scolr, without an aggregator"
+        )
+    recorder = NetworkRecorder(experiment.secured_algorithm, task)
+    _run_tapped(Run(experiment, experiment.secured_algorithm, task), recorder)
+    return recorder.rounds, task
+
+
+def _run_tapped(run: Run, recorder: Recorder) -> RunState:
+    """Run every round, with clients in chunks of one, while the recorder listens; return the last state."""
+    run = replace(run, plan=run.plan.model_copy(update={"chunk_size": 1}))
     if (secure := run.algorithm.secure_sums) is None:
         outcomes = rounds(run, recorder.executor(LocalExecutor(run)))
     else:
@@ -64,7 +94,7 @@ def record_run(run: Run, popularity: FloatArray | None = None) -> tuple[Transcri
         outcomes = rounds(run, executor, start(run), recorder.secure_rounds(secure.rounds(key_store, run.task)))
     *_, last = outcomes
     assert last.state is not None, "the last round is always kept"
-    return recorder.transcript(), last.state
+    return last.state
 
 
 @dataclass(frozen=True)

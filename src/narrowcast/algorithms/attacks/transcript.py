@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.attacks.taps import Recorder
 from narrowcast.algorithms.client.sums import ROWS, WEIGHT
 from narrowcast.algorithms.codecs.messages import RowLayout, RowsPayload
 from narrowcast.algorithms.federated.low_rank import draw_components
@@ -20,9 +21,8 @@ from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import RoundKeys
 from narrowcast.algorithms.secure.unmasking import protected_groups
 from narrowcast.platform.config.kinds import from_fields
-from narrowcast.platform.contracts import Algorithm, Executor, Task
+from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.models.model import ITEM_FACTORS
-from narrowcast.platform.rounds.client_contracts import ClientKeyStore, SecureRounds
 from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
 
@@ -148,32 +148,14 @@ class _RowSettings:
 
 
 @dataclass
-class TranscriptRecorder:
-    """The rounds of a real run of `algorithm`, recorded by three taps at the borders between server and clients.
-
-    The taps stand where messages cross: around the executor (broadcast, uploads), around the clients' key store (what
-    they reveal) and around the opening of the sum. They change nothing that passes. Chunks must have one client each: a
-    chunk's partial sum is then what the server decodes of that client's payload. `popularity` [N] is as in
-    `Transcript`.
-    """
+class TranscriptRecorder(Recorder):
+    """The rounds of a real run of matrix factorisation by `algorithm`; `popularity` [N] is as in `Transcript`."""
 
     algorithm: Algorithm
     task: Task
     popularity: FloatArray
     rounds: list[RoundTranscript] = field(default_factory=list)
     _told: dict[int, dict[str, Arrays]] = field(default_factory=dict)
-
-    def executor(self, inner: Executor) -> Executor:
-        """Return an executor that trains as `inner` does, and records."""
-        return _ExecutorTap(self, inner)
-
-    def key_store(self, inner: ClientKeyStore) -> ClientKeyStore:
-        """Return a key store that answers as `inner` does, and records what it tells the server."""
-        return _KeyStoreTap(self, inner)
-
-    def secure_rounds(self, inner: SecureRounds) -> SecureRounds:
-        """Return the server's side that opens sums as `inner` does, and records them."""
-        return _OpeningTap(self, inner)
 
     def transcript(self) -> Transcript:
         """Return what was recorded."""
@@ -191,9 +173,6 @@ class TranscriptRecorder:
 
     def record_uploads(self, broadcast: Arrays, chunks: Sequence[Chunk], results: Sequence[ChunkResult]) -> None:
         """Record a round's broadcast and uploads."""
-        if not chunks:
-            return
-        assert all(len(chunk.clients) == 1 for chunk in chunks), "chunks of one client show what each of them sent"
         cohort = np.concatenate([chunk.clients for chunk in chunks])
         ledgers, round_index = [result.ledger for result in results], chunks[0].round_index
         basis = np.asarray(broadcast[_BASIS]) if _BASIS in broadcast else None
@@ -220,12 +199,10 @@ class TranscriptRecorder:
             )
         )
 
-    def record_opened(self, results: Sequence[ChunkResult]) -> None:
-        """Record the sum that the server opened, if it opened one."""
-        if results and any(result.ledger.delivered.any() for result in results):
-            arrays = results[0].partial
-            opened = OpenedSum(np.asarray(arrays[ROWS]), np.asarray(arrays[WEIGHT]))
-            self.rounds[-1] = replace(self.rounds[-1], opened=opened)
+    def record_opened(self, total: Arrays) -> None:
+        """Record the sum that the server opened."""
+        opened = OpenedSum(np.asarray(total[ROWS]), np.asarray(total[WEIGHT]))
+        self.rounds[-1] = replace(self.rounds[-1], opened=opened)
 
     def _upload(self, chunk: Chunk, result: ChunkResult, columns: NDArray[np.bool_]) -> Any:
         if not result.ledger.delivered[0]:
@@ -269,46 +246,3 @@ def _rows_of(client: int, partial: Arrays) -> ReadableUpload:
     # The server knows the weight of a client, and divides by it.
     weight = float(counts[0, 0]) if counts.shape == (1, 1) else 1.0
     return ReadableUpload(client, rows, (values[rows] / np.float32(weight)).astype(np.float32))
-
-
-@dataclass(frozen=True)
-class _ExecutorTap(Executor):
-    recorder: TranscriptRecorder
-    inner: Executor
-
-    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
-        results = self.inner.train(broadcast, chunks)
-        self.recorder.record_uploads(broadcast, chunks, results)
-        return results
-
-
-@dataclass(frozen=True)
-class _KeyStoreTap:
-    recorder: TranscriptRecorder
-    inner: ClientKeyStore
-
-    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
-        answer = self.inner.call(method, round_index, arrays)
-        self.recorder.record_told(method, round_index, answer)
-        return answer
-
-
-@dataclass(frozen=True)
-class _OpeningTap:
-    recorder: TranscriptRecorder
-    inner: SecureRounds
-
-    @property
-    def answered_round(self) -> int:
-        return self.inner.answered_round
-
-    def distribute_keys(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        return self.inner.distribute_keys(chunks)
-
-    def open_sum(self, results: list[ChunkResult]) -> list[ChunkResult]:
-        opened = self.inner.open_sum(results)
-        self.recorder.record_opened(opened)
-        return opened
-
-    def next_sum(self, results: list[ChunkResult]) -> Arrays | None:
-        return self.inner.next_sum(results)
