@@ -24,6 +24,7 @@ from narrowcast_papers.personal.methods import (
     TEST_SEEDS,
     TUNED,
     TUNING_SEEDS,
+    WATCH,
     Cell,
     cells,
     plan_of,
@@ -141,7 +142,7 @@ def test_pooled_accuracy_of_clients_that_use_the_global_model_is_its_accuracy() 
     assert plain["test.accuracy"] != pytest.approx(plain["test.accuracy.mean"], abs=1e-3)
 
 
-@pytest.mark.parametrize("name", [FASHION, "pfedme-mnist"])
+@pytest.mark.parametrize("name", [FASHION, WATCH, "pfedme-mnist"])
 def test_the_published_table_has_every_run(name: str, tmp_path: Path) -> None:
     assert not list(queue_of(name).missing())
     words = ("reproduce", name, "--papers", PAPERS, "--time-limit", 0, "--output", tmp_path)
