@@ -9,24 +9,27 @@ import pytest
 
 from narrowcast.experiment import load_experiment
 from narrowcast_papers.robust import matrix
-from narrowcast_papers.robust.matrix import ATTACKS, MEAN, NONE, RULES, SPLITS, TEST_SEEDS, TUNING_SEEDS
+from narrowcast_papers.robust.matrix import NONE, SPLITS, TEST_SEEDS, TUNING_SEEDS, Matrix, Settings, experiment_of
+from narrowcast_papers.robust.tables import ATTACKS, CODECS, RULES, THROUGH_CODECS
 
 Row = dict[str, str]
+MEAN = "mean"
+MATRIX = Matrix("title", "file.csv", tuple(SPLITS), RULES, ATTACKS, MEAN)
 
 
 def line(seed: int, split: str, rule: str, attack: str, rate: float, reached: float) -> Row:
-    values = {"seed": seed, "split": split, "rule": rule, "attack": attack, "rate": rate}
+    values = {"seed": seed, "split": split, "method": rule, "attack": attack, "rate": rate}
     return {name: str(value) for name, value in {**values, "validation": reached, "test": reached + 1}.items()}
 
 
 def test_rates_are_tried_until_the_best_is_not_at_an_edge() -> None:
     best = {rule: 0.2 * 2.0 ** (index % 7 - 3) for index, rule in enumerate(RULES)}
     lines: list[Row] = []
-    for seed, split, rule, attack, rate in matrix.planned(lines):
+    for seed, split, rule, attack, rate in MATRIX.planned(lines):
         lines.append(line(seed, split, rule, attack, rate, 80 - abs(log2(rate / best[rule]))))
     for split in SPLITS:
         for rule in RULES:
-            of_rule = [row for row in lines if (row["split"], row["rule"]) == (split, rule)]
+            of_rule = [row for row in lines if (row["split"], row["method"]) == (split, rule)]
             tried = {float(row["rate"]) for row in of_rule if int(row["seed"]) in TUNING_SEEDS}
             assert min(tried) < best[rule] < max(tried)
             tested = [row for row in of_rule if int(row["seed"]) in TEST_SEEDS]
@@ -42,38 +45,49 @@ def test_rules_are_compared_with_the_mean_under_the_same_attack() -> None:
         for (rule, attack), value in reached.items()
         for seed in TEST_SEEDS
     ]
-    verdicts = {verdict.what: verdict for verdict in matrix.judge(lines)}
+    verdicts = {verdict.what: verdict for verdict in MATRIX.judge(lines)}
     assert len(verdicts) == len(reached)
-    assert verdicts[f"{split}: Krum, none"].verdict.startswith("below the mean")
+    assert verdicts[f"{split}: Krum, none"].verdict.startswith("below mean")
     assert verdicts[f"{split}: Krum, none"].difference.startswith("-20.0 (")
-    assert verdicts[f"{split}: Krum, mimic"].verdict.startswith("above the mean")
-    assert verdicts[f"{split}: median, none"].verdict.startswith("not told from the mean")
+    assert verdicts[f"{split}: Krum, mimic"].verdict.startswith("above mean")
+    assert verdicts[f"{split}: median, none"].verdict.startswith("not told from mean")
     assert verdicts[f"{split}: mean, none"].verdict == ""
-    assert matrix.judge(lines[:3]) == []
+    assert MATRIX.judge(lines[:3]) == []
 
 
 def test_the_matrix_is_drawn(tmp_path: Path) -> None:
     split = next(iter(SPLITS))
-    matrix.plot([line(seed, split, MEAN, NONE, 0.2, 80) for seed in TEST_SEEDS], tmp_path / "matrix.png")
+    MATRIX.plot([line(seed, split, MEAN, NONE, 0.2, 80) for seed in TEST_SEEDS], tmp_path / "matrix.png")
     assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_every_cell_is_an_experiment(rule: str) -> None:
-    for attack in ATTACKS:
-        of = matrix.experiment_of("iid", rule, attack, 0.2, 3)
-        assert load_experiment(of.plain()).identity() == of.identity()
-        assert (of.attack is None) == (attack == NONE)
+@pytest.mark.parametrize(("methods", "attacks"), [(RULES, ATTACKS), (CODECS, THROUGH_CODECS)], ids=["rules", "codecs"])
+def test_every_cell_is_an_experiment(methods: Settings, attacks: Settings) -> None:
+    for method in methods.values():
+        for attack in attacks.values():
+            of = experiment_of("iid", method, attack, 0.2, 3)
+            assert load_experiment(of.plain()).identity() == of.identity()
+            assert (of.attack is None) == (not attack)
 
 
 @pytest.mark.data("mnist")
 def test_the_omniscient_attack_breaks_the_mean_and_not_the_geometric_median(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "ROUNDS", 10)
     reached = {
-        (rule, attack): next(iter(matrix.measure(0, "iid", rule, attack, 0.2)))["test"]
+        (rule, attack): next(iter(MATRIX.measure(0, "iid", rule, attack, 0.2)))["test"]
         for rule in (MEAN, "geometric median")
         for attack in (NONE, "omniscient")
     }
-    assert reached[MEAN, NONE] > 80
-    assert reached[MEAN, "omniscient"] < 30
-    assert reached["geometric median", "omniscient"] > 75
+    assert float(str(reached[MEAN, NONE])) > 80
+    assert float(str(reached[MEAN, "omniscient"])) < 30
+    assert float(str(reached["geometric median", "omniscient"])) > 75
+
+
+@pytest.mark.data("mnist")
+def test_a_codec_is_measured_by_success_and_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "ROUNDS", 2)
+    codecs = Matrix("title", "file.csv", tuple(SPLITS), CODECS, THROUGH_CODECS, "float32", ("success", "megabytes"))
+    (line,) = codecs.measure(0, "iid", "float32", "trigger", 0.2)
+    # 20 clients send 7,850 values of 4 bytes in each of two rounds, with a header
+    assert float(str(line["megabytes"])) == pytest.approx(2 * 20 * 4 * 7_850 / 1e6, rel=1e-3)
+    assert 0 < float(str(line["success"])) <= 100

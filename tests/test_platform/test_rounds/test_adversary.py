@@ -175,9 +175,12 @@ def test_a_run_goes_on_from_any_round_to_the_same_end(attack: Any, more: Any) ->
     assert rest[-1].record.uplink_bits == whole[-1].record.uplink_bits
 
 
-def test_a_secure_sum_has_the_claims_of_attackers() -> None:
+@pytest.mark.parametrize("aggregator", [None, {"kind": "geometric_median", "iterations": 3, "nu": 0.05}])
+def test_secure_sums_have_the_claims_of_attackers(aggregator: Any) -> None:
+    algorithm = {"kind": "fedavg", "aggregator": aggregator}
     plain, masked = (
-        experiment({"kind": "alie", "z": 1.5}, rounds=1, **more) for more in ({}, {"secure": {"kind": "masked"}})
+        experiment({"kind": "alie", "z": 1.5}, rounds=1, algorithm=algorithm, secure=secure)
+        for secure in ("none", {"kind": "masked", "bits": 32})
     )
     run = run_of(masked)
     secure = run.algorithm.secure_sums
