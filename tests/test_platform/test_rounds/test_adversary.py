@@ -275,6 +275,7 @@ def test_the_data_set_of_the_run_is_the_true_one() -> None:
             {"schedule": {"kind": "buffered"}},
             "attack.kind = alie: attackers follow the changes of others, and on a buffered",
         ),
+        ({"kind": "mimic"}, {"algorithm": {"kind": "submodel", "widths": [0.5]}}, "train slices of their own"),
         ({"kind": "sign_flip"}, {"algorithm": "local", "evaluate_clients": ["test"]}, "local send nothing"),
         ({"kind": "trigger"}, {}, "attack.size = 4: the trigger takes 4 x 10 pixels"),
     ],

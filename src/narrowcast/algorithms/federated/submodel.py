@@ -196,6 +196,11 @@ class Submodel(ClientPass):
                 f"algorithm.kind = {self.kind}: model.kind = {model.kind} declares no hidden units to slice; use mlp, "
                 "cnn, vgg9, char_lstm or gcn"
             )
+        if task.adversary is not None and task.adversary.attack.sees != "own":
+            raise UserError(
+                f"attack: attackers follow the changes of others, and clients of algorithm.kind = {self.kind} train "
+                "slices of their own; use an attack on own changes, such as sign_flip"
+            )
         check_all_trained(model, task.data, self.kind)
         slices = self._slices(task)
         hidden = slices.hidden
