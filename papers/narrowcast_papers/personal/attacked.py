@@ -1,7 +1,8 @@
 """Personal models under attack: honest clients beside training alone, which no attacker reaches, and by method.
 
 The claim is that of Li, Hu, Beirami and Smith, Ditto, ICML 2021 (arXiv:2012.04221), section 4.2, whose attacks are
-random labels, random updates and model replacement. Methods have the values that are best without an attack.
+random labels, random updates and model replacement. Methods have the values that are best without an attack. Without
+one, attackers wait until after the last round, so that the clients that are measured are the same.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def plot(tested: Tested, path: Path) -> None:
         found = [attack for attack in attacks if (method, attack) in reached]
         means = [np.mean(reached[method, attack]) for attack in found]
         if method == ALONE:
-            axes.axhline(means[0], color=colour, linestyle=":", label=method)
+            axes.axhline(float(means[0]), color=colour, linestyle=":", label=method)
             continue
         spread = [np.std(reached[method, attack], ddof=1) for attack in found]
         places = [attacks.index(attack) for attack in found]

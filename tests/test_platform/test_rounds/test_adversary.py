@@ -215,6 +215,18 @@ def test_clients_are_judged_without_the_attackers() -> None:
     assert last.metrics["test.accuracy.mean"] == pytest.approx(np.nanmean(honest))
 
 
+@pytest.mark.parametrize("kind", ["random_labels", "sign_flip"])
+def test_no_attacker_reaches_clients_that_train_alone(kind: str) -> None:
+    settings: dict[str, Any] = {"algorithm": "local", "evaluate_clients": ["test"]}
+    measures = []
+    for of in (experiment(**settings), experiment({"kind": kind}, **settings)):
+        *_, last = finished(of)
+        measures.append(last.client_metrics["test.accuracy"])
+    honest = np.delete(np.arange(CLIENTS), ATTACKERS)
+    assert np.array_equal(measures[0][honest], measures[1][honest], equal_nan=True)
+    assert np.isnan(measures[1][list(ATTACKERS)]).all()
+
+
 def test_success_is_recorded_beside_the_accuracy_of_clean_images(tmp_path: Path) -> None:
     trigger = {"kind": "trigger", "size": 1, "attackers": 0.4}
     *_, last = finished(experiment(trigger, rounds=60, evaluate_every=60, clients_per_round=CLIENTS))
@@ -276,7 +288,6 @@ def test_the_data_set_of_the_run_is_the_true_one() -> None:
             "attack.kind = alie: attackers follow the changes of others, and on a buffered",
         ),
         ({"kind": "mimic"}, {"algorithm": {"kind": "submodel", "widths": [0.5]}}, "train slices of their own"),
-        ({"kind": "sign_flip"}, {"algorithm": "local", "evaluate_clients": ["test"]}, "local send nothing"),
         ({"kind": "trigger"}, {}, "attack.size = 4: the trigger takes 4 x 10 pixels"),
     ],
 )

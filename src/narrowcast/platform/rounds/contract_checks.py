@@ -206,8 +206,6 @@ def check_attack(algorithm: Algorithm, task: Task, *, buffered: bool) -> None:
     if (adversary := task.adversary) is None:
         return
     attack, clients = adversary.attack, np.arange(1)
-    if not algorithm.traits.sends:
-        raise UserError(f"attack: clients of algorithm.kind = {algorithm.kind} send nothing to anybody; leave it out")
     if attack.sees != "own" and buffered:
         raise UserError(
             f"attack.kind = {attack.kind}: attackers follow the changes of others, and on a buffered schedule clients "  # type: ignore[attr-defined]
