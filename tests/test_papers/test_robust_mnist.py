@@ -10,7 +10,7 @@ import pytest
 from narrowcast.experiment import load_experiment
 from narrowcast_papers.robust import matrix
 from narrowcast_papers.robust.matrix import NONE, SPLITS, TEST_SEEDS, TUNING_SEEDS, Matrix, Settings, experiment_of
-from narrowcast_papers.robust.tables import ATTACKS, CODECS, RULES, THROUGH_CODECS
+from narrowcast_papers.robust.tables import ATTACKS, BACKDOORS, CODECS, DEFENCES, RULES, THROUGH_CODECS
 
 Row = dict[str, str]
 MEAN = "mean"
@@ -61,7 +61,11 @@ def test_the_matrix_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("methods", "attacks"), [(RULES, ATTACKS), (CODECS, THROUGH_CODECS)], ids=["rules", "codecs"])
+@pytest.mark.parametrize(
+    ("methods", "attacks"),
+    [(RULES, ATTACKS), (CODECS, THROUGH_CODECS), (DEFENCES, BACKDOORS)],
+    ids=["rules", "codecs", "backdoors"],
+)
 def test_every_cell_is_an_experiment(methods: Settings, attacks: Settings) -> None:
     for method in methods.values():
         for attack in attacks.values():

@@ -1,8 +1,9 @@
 """A matrix of methods and attacks: each method at its best rate, all of them on the same clients and seeds.
 
-Softmax regression on 8,000 images of MNIST over 20 clients, of whom 4 attack and know all honest changes; all take
-part in each of 30 rounds. The learning rate of a method is the best on validation images without an attack, of three
-seeds that are not test seeds: from three rates to the next ones, until the best is not at the edge of what was tried.
+A network on 8,000 images of MNIST over 20 clients, of whom 4 attack if nothing else is said, and know all honest
+changes; all take part in each of 30 rounds. The learning rate of a method is the best on validation images without an
+attack, of three seeds that are not test seeds: from three rates to the next ones, until the best is not at the edge of
+what was tried.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Cell = tuple[str, str, str]
 def experiment_of(
     split: str, algorithm: Mapping[str, Any], attack: Mapping[str, Any], rate: float, seed: int
 ) -> Experiment:
-    """Return the experiment of one cell and seed; an empty attack is none."""
+    """Return the experiment of one cell and seed, with softmax regression; an empty attack is none."""
     return load_experiment(
         {
             "name": "robust-mnist",
@@ -54,7 +55,7 @@ def experiment_of(
             },
             "model": "softmax",
             "algorithm": algorithm,
-            "attack": {**attack, "attackers": ATTACKERS} if attack else None,
+            "attack": {"attackers": ATTACKERS, **attack} if attack else None,
             "training": {"learning_rate": rate, "batch_size": 32, "epochs": 1},
             **{"rounds": ROUNDS, "clients_per_round": CLIENTS, "evaluate_every": ROUNDS, "backend": "local"},
         }
@@ -71,6 +72,7 @@ class Matrix:
     """Methods under attacks on some of the splits; each method is compared with the one that is the `reference`.
 
     The measurements are in the CSV file `file`, those of an outcome in `columns` besides validation and test accuracy.
+    They are compared and drawn by the column `judged`. `model` is that of all cells.
     """
 
     title: str
@@ -80,6 +82,8 @@ class Matrix:
     attacks: Settings
     reference: str
     columns: tuple[str, ...] = ()
+    judged: str = "test"
+    model: Any = "softmax"
 
     @property
     def table(self) -> MeasuredTable:
@@ -89,7 +93,8 @@ class Matrix:
 
     def measure(self, seed: int, split: str, method: str, attack: str, rate: float) -> Iterator[Line]:
         """Yield the accuracy after the last round, in percent, and what the matrix measures besides."""
-        of = experiment_of(split, self.methods[method], self.attacks[attack], rate, seed)
+        plain = experiment_of(split, self.methods[method], self.attacks[attack], rate, seed)
+        of = load_experiment({**plain.plain(), "model": self.model})
         run = Run(of, of.algorithm, of.task(_data(split, seed)))
         *_, last = rounds(run, LocalExecutor(run))
         reached = {part: 100 * last.metrics[f"{part}.accuracy"] for part in ("validation", "test")}
@@ -120,7 +125,7 @@ class Matrix:
             reached = {
                 cell: values
                 for cell in product((split,), self.methods, self.attacks)
-                if len(values := by_seed(lines, cell)) == len(TEST_SEEDS)
+                if len(values := by_seed(lines, cell, self.judged)) == len(TEST_SEEDS)
             }
             against = {
                 cell: (split, self.reference, cell[2])
@@ -135,7 +140,8 @@ class Matrix:
                 said[cell] = f"{order} {self.reference}, p = {p_zero:.2g}"
                 difference[cell] = f"{test.interval.mean:+.1f} {bounds_of(test, 1)}"
             for cell, values in reached.items():
-                besides = [f"{column} {np.mean(by_seed(lines, cell, column)):.3g}" for column in self.columns]
+                others = [column for column in (*self.columns, "test") if column != self.judged]
+                besides = [f"{column} {np.mean(by_seed(lines, cell, column)):.3g}" for column in others]
                 verdicts.append(
                     PaperVerdict(
                         f"{split}: {cell[1]}, {cell[2]}",
@@ -149,15 +155,17 @@ class Matrix:
         return verdicts
 
     def plot(self, lines: Lines, path: Path) -> None:
-        """Draw the mean accuracy of every cell, a panel for each split."""
+        """Draw the mean of every cell, a panel for each split; red is what attackers want."""
         figure, panels = new_figure(self.title, len(self.splits))
         for axes, split in zip(panels, self.splits, strict=True):
             means = np.full((len(self.methods), len(self.attacks)), np.nan)
             for (row, method), (column, attack) in product(enumerate(self.methods), enumerate(self.attacks)):
-                if reached := by_seed(lines, (split, method, attack)):
+                if reached := by_seed(lines, (split, method, attack), self.judged):
                     means[row, column] = np.mean(reached)
                     axes.text(column, row, f"{means[row, column]:.0f}", ha="center", va="center", fontsize=7)
-            axes.imshow(means, cmap="RdYlGn", vmin=40, vmax=90, aspect="auto")
+            accuracy = self.judged == "test"
+            colours, low, high = ("RdYlGn", 40, 90) if accuracy else ("RdYlGn_r", 0, 100)
+            axes.imshow(means, cmap=colours, vmin=low, vmax=high, aspect="auto")
             axes.grid(visible=False)
             axes.set_xticks(range(len(self.attacks)), list(self.attacks), rotation=40, ha="right", fontsize=8)
             axes.set_yticks(range(len(self.methods)), list(self.methods), fontsize=8)

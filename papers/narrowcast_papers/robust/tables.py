@@ -1,4 +1,4 @@
-"""The matrices: 13 robust rules under eight attacks, and what compression does to attackers."""
+"""The matrices: 13 robust rules under eight attacks, backdoors, and what compression does to attackers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,23 @@ THROUGH_CODECS: Settings = {
     "trigger": {"kind": "trigger", "target": 2},
     "trigger, replacement": {"kind": "trigger", "target": 2, "factor": None, "first_round": 30},
 }
-"""The last attacks in the last round alone."""
+"""The last one is an attack in the last round alone."""
+_TRIGGER: Mapping[str, Any] = {"kind": "trigger", "target": 2}
+_REPLACED: Mapping[str, Any] = {**_TRIGGER, "factor": None, "every": 1000}
+BACKDOORS: Settings = {
+    NONE: {},
+    "trigger, 1 attacker": {**_TRIGGER, "attackers": 1},
+    "trigger, 4 attackers": _TRIGGER,
+    "DBA, 4 attackers": {**_TRIGGER, "distributed": True},
+    "replacement, last round": {**_REPLACED, "attackers": 1, "first_round": 30},
+    "replacement, 10 rounds before": {**_REPLACED, "attackers": 1, "first_round": 20},
+    "DBA, replacement, last round": {**_REPLACED, "distributed": True, "first_round": 30},
+}
+"""Four attackers with a bar each brighten as many pixels as one with the whole trigger."""
+DEFENCES = {
+    name: RULES[name]
+    for name in ("mean", "median", "geometric median", "Krum", "multi-Krum", "norm clip", "NNM, geometric median")
+}
 
 ROBUST = Matrix(
     "Test accuracy (%) of 13 rules under eight attacks, 4 of 20 clients attack",
@@ -83,4 +99,15 @@ COMPRESSED = Matrix(
     THROUGH_CODECS,
     "float32",
     ("success", "megabytes"),
+).table
+BACKDOOR = Matrix(
+    "Success (%) of backdoors by rule: test images of other classes with the trigger that are seen as its class",
+    "backdoor-mnist.csv",
+    ("Dirichlet 0.3",),
+    DEFENCES,
+    BACKDOORS,
+    "mean",
+    ("success",),
+    judged="success",
+    model={"kind": "mlp", "hidden": [64]},
 ).table
