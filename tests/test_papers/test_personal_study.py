@@ -142,9 +142,20 @@ def test_pooled_accuracy_of_clients_that_use_the_global_model_is_its_accuracy() 
     assert plain["test.accuracy"] != pytest.approx(plain["test.accuracy.mean"], abs=1e-3)
 
 
-@pytest.mark.parametrize("name", [FASHION, WATCH, "pfedme-mnist"])
+@pytest.mark.parametrize("name", [FASHION, WATCH, "pfedme-mnist", "ditto-attacked"])
 def test_the_published_table_has_every_run(name: str, tmp_path: Path) -> None:
     assert not list(queue_of(name).missing())
     words = ("reproduce", name, "--papers", PAPERS, "--time-limit", 0, "--output", tmp_path)
     assert narrowcast(*words).status == 0
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_under_attack_methods_are_compared_with_what_no_attacker_reaches(tmp_path: Path) -> None:
+    words = ("reproduce", "ditto-attacked", "--papers", PAPERS, "--time-limit", 0, "--output", tmp_path)
+    assert narrowcast(*words).status == 0
+    rows = [line.split(" | ") for line in (tmp_path / "ditto-attacked.md").read_text().splitlines() if " | " in line]
+    verdicts = {row[0].removeprefix("| "): row[-1] for row in rows}
+    assert verdicts["Ditto, opposite change x 5"].startswith("below training alone")
+    assert verdicts["Ditto, median, opposite change x 5"].startswith("above training alone")
+    assert "below FedAvg, fine-tuned at its own rate" in verdicts["Ditto, random labels"]
+    assert len([name for name in verdicts if name.startswith("training alone")]) == 1
