@@ -26,6 +26,11 @@ QUICK = (
     *("submodel disjoint", "submodel graph", "fedma", "fedmd", "scolr network"),
     *("fedmf feedback", "colr", "scolr", "adaptive_svd rows", "fedmavg"),
 )
+ON_ACTORS = (
+    *("fedavg", "fedavg band", "fedavg median band", "fedavg buffered", "submodel graph", "scolr network"),
+    *("fedmf feedback", "colr", "adaptive_svd rows"),
+)
+"""Runs of which `test_killed_actors` has none of the kind; on actors the others are for `make thorough`."""
 
 
 def rows() -> dict[str, dict[str, str]]:
@@ -81,7 +86,9 @@ def test_resumed_after_the_first_round(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.parametrize("name", QUICK)  # four seconds each, and every method is among them
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ON_ACTORS else pytest.mark.thorough) for name in QUICK]
+)
 def test_on_two_actors_of_which_one_is_killed(name: str) -> None:
     experiment = loaded(name)
     for outcome in outcomes(experiment, RayBackend(actors=2)):
