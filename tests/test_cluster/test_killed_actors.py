@@ -189,10 +189,17 @@ def same_with_kills(name: str, settings: list[str], kills: Mapping[int, str]) ->
     return alone
 
 
+LIKE_ANOTHER = ("feddyn", "apfl", "pfedme", "per_fedavg", "fine_tune")
+"""Cases whose clients keep what those of scaffold, adaptive-apfl and ditto do; for `make thorough`."""
+
+
 @pytest.mark.parametrize(
     "case",
     [
-        *{**STATEFUL, **OWN_NETWORKS, **FADING},
+        *(
+            pytest.param(case, marks=pytest.mark.thorough if case in LIKE_ANOTHER else ())
+            for case in {**STATEFUL, **OWN_NETWORKS, **FADING}
+        ),
         *(pytest.param(case, marks=pytest.mark.data("ml-latest-small")) for case in FACTORS),
     ],
 )
