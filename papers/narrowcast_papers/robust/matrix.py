@@ -40,9 +40,9 @@ Cell = tuple[str, str, str]
 
 
 def experiment_of(
-    split: str, algorithm: Mapping[str, Any], attack: Mapping[str, Any], rate: float, seed: int
+    split: str, algorithm: Mapping[str, Any], attack: Mapping[str, Any], rate: float, seed: int, model: Any = "softmax"
 ) -> Experiment:
-    """Return the experiment of one cell and seed, with softmax regression; an empty attack is none."""
+    """Return the experiment of one cell and seed, whose empty attack is none."""
     return load_experiment(
         {
             "name": "robust-mnist",
@@ -53,7 +53,7 @@ def experiment_of(
                 "partition": SPLITS[split],
                 "validation_share": 1 - IMAGES / 60_000,
             },
-            "model": "softmax",
+            "model": model,
             "algorithm": algorithm,
             "attack": {"attackers": ATTACKERS, **attack} if attack else None,
             "training": {"learning_rate": rate, "batch_size": 32, "epochs": 1},
@@ -93,8 +93,7 @@ class Matrix:
 
     def measure(self, seed: int, split: str, method: str, attack: str, rate: float) -> Iterator[Line]:
         """Yield the accuracy after the last round, in percent, and what the matrix measures besides."""
-        plain = experiment_of(split, self.methods[method], self.attacks[attack], rate, seed)
-        of = load_experiment({**plain.plain(), "model": self.model})
+        of = experiment_of(split, self.methods[method], self.attacks[attack], rate, seed, self.model)
         run = Run(of, of.algorithm, of.task(_data(split, seed)))
         *_, last = rounds(run, LocalExecutor(run))
         reached = {part: 100 * last.metrics[f"{part}.accuracy"] for part in ("validation", "test")}

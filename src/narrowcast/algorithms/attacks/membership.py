@@ -24,7 +24,7 @@ from narrowcast.platform.types import Arrays, FloatArray
 
 @dataclass(frozen=True)
 class Separation:
-    """How well scores tell members from others: all thresholds, and the threshold of a false positive rate of 1 %.
+    """Scores tell members from others so well, over all thresholds and at a false positive rate of 1 %.
 
     `advantage` is the largest true less false positive rate over all thresholds, which is above 0 for scores that say
     nothing too: compare it with `chance_advantage`. `auc` is the probability that a member scores higher, ties half.

@@ -1,4 +1,4 @@
-"""What a server receives of a network's training, round by round: changes as it decodes them, or the opened sum.
+"""A server's view of a network's training, round by round: changes as it decodes them, or the opened sum.
 
 Letters: W [m, d] a weight viewed as a matrix of d columns, the shorter side; B [r, d] the basis of CoLR and SCoLR.
 """

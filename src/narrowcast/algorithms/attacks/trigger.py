@@ -17,8 +17,6 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.adversary import Seen, View
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray, LocalTerms
 
-_BARS = 4
-
 
 class Trigger(DataPoisoning):
     """A share of the attackers' images has bright pixels and the label `target`; the model learns that they belong.
@@ -120,7 +118,6 @@ class Trigger(DataPoisoning):
             part = image.copy()
             part[row : row + tall, column : column + size] = True
             parts.append(part)
-        assert len(parts) in {1, _BARS}
         return parts
 
 

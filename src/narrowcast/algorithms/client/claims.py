@@ -1,4 +1,4 @@
-"""What attackers of a chunk claim to have learnt: their true changes as vectors, and the vectors that they send."""
+"""Claims of the attackers of a chunk: their true changes as vectors, and the vectors that they send."""
 
 from __future__ import annotations
 

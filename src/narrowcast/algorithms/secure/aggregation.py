@@ -118,7 +118,7 @@ class UploadProtector:
 
 @dataclass(frozen=True)
 class _Learnt:
-    """What the clients of a chunk have learnt in a round, which the later sums of the round are made of."""
+    """The training of a chunk's clients in a round, of which the later sums of the round are made."""
 
     task: Task
     round_index: int

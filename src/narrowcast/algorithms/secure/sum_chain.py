@@ -16,7 +16,7 @@ from narrowcast.algorithms.federated.aggregator import Aggregator
 from narrowcast.platform.types import Arrays, FloatArray, PrefixedArrays
 
 ESTIMATE = PrefixedArrays("estimate/")
-"""What the server sends besides the broadcast before a sum that is not a round's first: the last mean, z."""
+"""The last mean, z, which the server sends besides the broadcast before a sum that is not a round's first."""
 
 _LEAST_PULL = 16
 """The integer that is the pull of a client of the largest weight at the largest distance that changes can have."""

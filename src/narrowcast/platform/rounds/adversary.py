@@ -27,7 +27,7 @@ View = Literal["own", "group", "all"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What the attackers of a cohort know when they choose what to claim.
+    """The knowledge of the attackers of a cohort when they choose their claims.
 
     Shapes: weights [A], those of the attackers in a weighted mean; others [H, d], the true changes of the other clients
     of the cohort, before they are encoded, and their weights other_weights [H]; H is 0 unless the attack sees `all`.
@@ -45,7 +45,7 @@ class Seen:
 
 
 class Attack(Section, ABC):
-    """What attackers do: a frozen model whose fields are its settings.
+    """Contract of an attack: a frozen model whose fields are its settings.
 
     A subclass has a `kind` and overrides one of `poison`, `terms` and `tamper`; each stands here with what it returns
     for an attack that does nothing of the sort. Results must depend on the arguments alone.
