@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,14 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+def report_of(output: Path, name: str) -> str:
+    assert narrowcast("report", name, "--output", output, "--file", output / "page.html").status == 0
+    return unescape((output / "page.html").read_text())
+
+
 def test_the_commands_of_missing_controls_make_them_and_they_are_then_added(output: Path) -> None:
     before = nc.compare(["mixed", "shared"], output=output)
+    assert f"<h2>Controls</h2><p>{'</p><p>'.join(before.remarks)}</p>" in report_of(output, "mixed")
     assert (len(before.runs), before.added) == (2, ())
     commands = [line.partition(": ")[2] for line in before.remarks]
     assert [line.partition(": ")[0] for line in before.remarks] == [
@@ -58,6 +65,11 @@ def test_the_commands_of_missing_controls_make_them_and_they_are_then_added(outp
     assert figure is not None
     assert len(figure.axes[0].lines) == 4
     assert nc.compare(after.runs).added == ()
+    reported = report_of(output, "mixed")
+    assert "stands without" not in reported
+    for name in ("mixed", *after.added):
+        mean = Result.load(output / name).client_metrics.query("round == 3")["test.accuracy"].mean()
+        assert f"{name}</td><td class='word'>test accuracy</td><td class='number'>{100 * mean:.2f} %</td>" in reported
 
 
 def test_a_method_below_a_control_is_said_to_be(output: Path) -> None:
