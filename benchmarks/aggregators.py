@@ -33,6 +33,7 @@ def rules(clients: int) -> Mapping[str, aggregator.Aggregator]:
         "norm clip": aggregator.NormClip(),
         "centred clip": aggregator.CentredClip(),
         "sign majority": aggregator.SignMajority(),
+        "FLTrust": aggregator.FLTrust(),
         "NNM, median": aggregator.NearestNeighbourMixing(byzantine=wild),
         "bucketing, median": aggregator.Bucketing(),
     }
@@ -41,9 +42,10 @@ def rules(clients: int) -> Mapping[str, aggregator.Aggregator]:
 def seconds(rule: aggregator.Aggregator, changes: Arrays) -> float:
     """Return the seconds of the processor for one aggregate."""
     last = {name: np.zeros_like(values[0]) for name, values in changes.items()}
+    reference = {name: values.mean(axis=0) for name, values in changes.items()}
     weights = np.ones(len(next(iter(changes.values()))))
     began = time.process_time()
-    rule.aggregate(changes, weights, aggregator.AggregationContext(0, 1, last))
+    rule.aggregate(changes, weights, aggregator.AggregationContext(0, 1, last, reference))
     return time.process_time() - began
 
 

@@ -41,9 +41,11 @@ def _cohorts(aggregator: Aggregator) -> list[int]:
 
 
 def _aggregate(aggregator: Aggregator, changes: Arrays, weights: FloatArray, last: float = 0.0) -> Arrays:
-    """Return the aggregate of round 3, after one that had `last` everywhere."""
+    """Return the aggregate of round 3, after one that had `last` everywhere; the server's own change is the mean."""
     before = {name: np.full_like(values[0], last) for name, values in changes.items()}
-    context = AggregationContext(5, 3, before if aggregator.traits.remembers else {})
+    reference = {name: values.mean(axis=0) for name, values in changes.items()}
+    traits = aggregator.traits
+    context = AggregationContext(5, 3, before if traits.remembers else {}, reference if traits.reference else {})
     return aggregator.aggregate(changes, weights, context)
 
 

@@ -189,6 +189,20 @@ class Task(Generic[DataT_co, TrainingT_co]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", self.model.of_seed(self.seed))
 
+    def of_server(self) -> Task:
+        """Return the task of the server as if it were the only client, with samples of its own, which it has to have.
+
+        Its draws are of the public seed; it is honest.
+        """
+        data: Any = self.data.of_server
+        return replace(
+            self,
+            data=data,
+            profiles=self.profiles.take(np.zeros(1, dtype=np.int64)),
+            private_seed=PrivateSeed(self.seed),
+            adversary=None,
+        )
+
     def initial_parameters(self) -> Arrays:
         """Return the global parameters before round 1: `start`, or those that the model draws from the seed."""
         return self.model.init_server(self.data, self.seed) if self.start is None else self.start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -21,6 +22,7 @@ from narrowcast.algorithms.federated.aggregator import (
     Bulyan,
     CentredClip,
     CoordinateMedian,
+    FLTrust,
     GeometricMedian,
     Krum,
     NearestNeighbourMixing,
@@ -28,15 +30,19 @@ from narrowcast.algorithms.federated.aggregator import (
     SignMajority,
     TrimmedMean,
 )
+from narrowcast.algorithms.federated.apfl import APFL
+from narrowcast.algorithms.federated.ditto import Ditto
 from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
+from narrowcast.algorithms.federated.partial import Partial
 from narrowcast.algorithms.federated.server_optimizer import Momentum
 from narrowcast.experiment import load_experiment
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import AlgorithmCase
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays
-from small_tasks import network_task
+from narrowcast.platform.types import Arrays, Chunk
+from small_tasks import network_task, rows_task
 
 AGGREGATORS: dict[str, Aggregator] = {
     "median": CoordinateMedian(),
@@ -47,6 +53,7 @@ AGGREGATORS: dict[str, Aggregator] = {
     "norm_clip": NormClip(),
     "centred_clip": CentredClip(),
     "sign_majority": SignMajority(),
+    "fltrust": FLTrust(),
     "nnm": NearestNeighbourMixing(byzantine=3, rule=TrimmedMean(share=0.3)),
     "bucketing": Bucketing(rule=CoordinateMedian()),
 }
@@ -81,10 +88,14 @@ def rows(changes: Arrays) -> NDArray[Any]:
     return np.concatenate([values.reshape(len(values), -1) for values in changes.values()], axis=1)
 
 
-def aggregate(aggregator: Aggregator, changes: Arrays, weights: Any = None) -> NDArray[Any]:
-    """Return the aggregate as one vector, [SIZE]."""
+def aggregate(
+    aggregator: Aggregator, changes: Arrays, weights: Any = None, reference: Arrays | None = None
+) -> NDArray[Any]:
+    """Return the aggregate as one vector, [SIZE]; the server's own change is the median, or `reference`."""
     weights = np.ones(len(changes["bias"])) if weights is None else weights
-    context = AggregationContext(0, 1, {name: np.zeros_like(values[0]) for name, values in changes.items()})
+    last = {name: np.zeros_like(values[0]) for name, values in changes.items()}
+    reference = reference or {name: np.median(values, axis=0) for name, values in changes.items()}
+    context = AggregationContext(0, 1, last, reference)
     return rows({name: values[None] for name, values in aggregator.aggregate(changes, weights, context).items()})[0]
 
 
@@ -220,6 +231,57 @@ def test_signs_are_counted() -> None:
     changes = {"w": np.array([[1.0, -2.0, 0.0], [5.0, 3.0, 0.0], [-0.1, -9.0, 4.0], [2.0, 1.0, -1.0]])}
     got = SignMajority(size=0.5).aggregate(changes, np.arange(1.0, 5), AggregationContext(0, 1))["w"]
     assert got.tolist() == [0.5, 0.0, 0.0]
+
+
+def test_fltrust_is_its_definition_and_a_change_counts_by_its_direction_alone() -> None:
+    changes, own = random_changes(9), random_changes(1, seed=1)
+    vectors, (g,), reference = rows(changes), rows(own), {name: values[0] for name, values in own.items()}
+    trust = [max(0.0, float(v @ g) / (np.sqrt(v @ v) * np.sqrt(g @ g))) for v in vectors]
+    assert 2 <= np.count_nonzero(trust) < 9
+    total = np.zeros(SIZE)
+    for vector, each in zip(vectors, trust, strict=True):
+        total += each * np.sqrt(g @ g) / np.sqrt(vector @ vector) * vector
+    weights = np.arange(1.0, 10)  # which do not count
+    got = aggregate(FLTrust(), changes, weights, reference)
+    assert got == pytest.approx(total / sum(trust), abs=1e-14)
+    factors = np.geomspace(1e-6, 1e6, 9)
+    longer = {name: (values.T * factors).T for name, values in changes.items()}
+    assert aggregate(FLTrust(), longer, None, reference) == pytest.approx(got, abs=1e-14)
+    against = {name: np.stack([-values, 0 * values]) for name, values in reference.items()}
+    assert not aggregate(FLTrust(), against, None, reference).any()
+    joined = {name: np.concatenate([changes[name], against[name]]) for name in changes}
+    assert aggregate(FLTrust(), joined, None, reference) == pytest.approx(got, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAvg(), FedProx(mu=0.5, partial_share=1.0), FedPara(gamma=0.5), Ditto(), Partial(kept="head"), APFL()],
+    ids=lambda algorithm: algorithm.kind,
+)
+def test_the_server_learns_what_a_client_with_its_samples_would(algorithm: Any) -> None:
+    task = network_task(batch_size="all", epochs=3)
+    client = int(np.argmax(task.data.examples))
+    own, _ = task.data.of_clients("train").rows(np.array([client]))
+    task = replace(task, data=replace(task.data, server=task.data.train.take(own)))
+    trusting = algorithm.model_copy(update={"aggregator": FLTrust()})
+    server, chunk = trusting.init(task), Chunk(1, 0, np.array([client]), {})
+    broadcast = trusting.broadcast(server, task, 1).arrays
+    chunk = replace(chunk, state={name: values[[client]] for name, values in trusting.init_clients(task).items()})
+    moved = trusting.step(server, broadcast, trusting.fold([trusting.train(broadcast, chunk, task).partial]), task, 1)
+    # The server does all epochs, though the client of fedprox does part of them: its change has the server's length.
+    partial = algorithm.kind == "fedprox"
+    whole = algorithm.model_copy(update={"partial_share": 0.0}) if partial else algorithm
+    alone = whole.step(server, broadcast, whole.fold([whole.train(broadcast, chunk, task).partial]), task, 1)
+    got, wanted = (rows({name: (after[name] - server[name])[None] for name in server})[0] for after in (moved, alone))
+    assert np.linalg.norm(got) == pytest.approx(np.linalg.norm(wanted), rel=1e-5)
+    assert (got == pytest.approx(wanted, abs=1e-5 * float(np.abs(wanted).max()))) != partial
+
+
+def test_fltrust_needs_samples_of_the_servers_own() -> None:
+    needs = r"algorithm\.aggregator = fltrust compares .* data\.server\.samples=100, or use another aggregator$"
+    for task in (network_task(), rows_task()):
+        with pytest.raises(UserError, match=needs):
+            FedAvg(aggregator=FLTrust()).check(task)
 
 
 def test_each_change_is_mixed_with_its_nearest_ones() -> None:

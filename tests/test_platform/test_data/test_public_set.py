@@ -1,4 +1,4 @@
-"""Public samples: apart from all others, of this data set or another, and refused where they do not fit."""
+"""Public samples and those of the server: apart from all others, and refused where they do not fit."""
 
 from __future__ import annotations
 
@@ -73,6 +73,25 @@ def test_a_set_of_other_features_is_refused(root: Path) -> None:
     )
     with pytest.raises(UserError, match=message):
         Digits(public={"set": "fashion-mnist"}).load()  # type: ignore[arg-type]
+
+
+def test_samples_of_the_server_are_held_out_and_nobody_elses() -> None:
+    settings: Any = {"public": {"samples": 150}, "server": {"samples": 60}}
+    data, without = Digits(clients=7, **settings).load(), Digits(clients=7, public=settings["public"]).load()
+    assert data.server is not None
+    assert lines(without.train) == sorted([*lines(data.train), *lines(data.server)])
+    assert data.examples.sum() == len(without.train) - data.sizes["server_samples"] == len(without.train) - 60
+    for split in ("validation", "test", "public"):
+        assert lines(getattr(data, split)) == lines(getattr(without, split))
+    own = data.of_server
+    assert own is not None
+    assert without.of_server is None
+    assert own.examples.tolist() == [60]
+    assert np.array_equal(own.train.features, data.server.features)
+    swapped = replace(data, public=data.server, server=data.public)
+    assert len({each.digest for each in (data, without, swapped, replace(data, server=None))}) == 4
+    with pytest.raises(UserError, match=r"data\.server\.samples = 1293: there are 1293; use at most 1292"):
+        Digits(server={"samples": 1293}).load()  # type: ignore[arg-type]
 
 
 def test_they_are_the_samples_of_the_clients_that_are_asked_for() -> None:

@@ -28,14 +28,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AggregationContext:
-    """A round as a rule may know it besides the changes: by the public seed and the last round's aggregate.
+    """A round as a rule may know it besides the changes: the public seed, the last aggregate, the server's own change.
 
     `last` has the tensors of a change, zeros before the first aggregate; it is empty unless the rule `remembers`.
+    `reference` has those of the change that the server learns from its own samples, if the rule asks for it.
     """
 
     seed: int
     round_index: int
     last: Arrays = field(default_factory=dict)
+    reference: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class AggregatorTraits:
     """Properties of a rule, which its laws check.
 
     - `remembers`: it is given its last aggregate.
+    - `reference`: it is given the server's own change, which counts among all changes in what follows.
     - `keeps_equal`: the aggregate of equal changes is that change.
     - `shifts`: a vector added to all changes is added to the aggregate.
     - `scales`: a positive factor of all changes is one of the aggregate.
@@ -50,6 +53,7 @@ class AggregatorTraits:
     """
 
     remembers: bool = False
+    reference: bool = False
     keeps_equal: bool = True
     shifts: bool = True
     scales: bool = True
@@ -340,6 +344,36 @@ class SignMajority(Aggregator):
         del weights, context
         votes = {name: np.sign(np.sign(values).sum(axis=0)) for name, values in changes.items()}
         return {name: (self.size * vote).astype(changes[name].dtype) for name, vote in votes.items()}
+
+
+class FLTrust(Aggregator):
+    """The mean of the changes at the length of the server's own, weighted by their cosines with it if positive.
+
+    z = sum t_u |g| / |d_u| d_u / sum t_u with t_u = max(0, <d_u, g> / (|d_u| |g|)), where g is the change that the
+    server learns from samples of its own, `data.server`, from the same model by the same local steps.
+
+    Reference: Cao, Fang, Liu and Gong, FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping, NDSS 2021
+    (arXiv:2012.13995), Algorithm 2.
+
+    Differs from the paper: 1. the server trains for the epochs of `training`, as clients do; the paper's take equal
+    numbers of steps. 2. the aggregate is 0 if no t_u is positive, where the paper divides by 0.
+    """
+
+    kind: Literal["fltrust"] = "fltrust"
+
+    @property
+    def traits(self) -> AggregatorTraits:
+        """Directions are compared, and the length is the reference's."""
+        return AggregatorTraits(reference=True, shifts=False)
+
+    def aggregate(self, changes: Arrays, weights: FloatArray, context: AggregationContext) -> Arrays:
+        """Return z."""
+        del weights
+        vectors, g = _vectors(changes), _vectors({name: context.reference[name][np.newaxis] for name in changes})[0]
+        least = np.finfo(float).tiny
+        norms, length = np.maximum(np.sqrt(_squared_norms(vectors)), least), np.linalg.norm(g)
+        trust = np.maximum(vectors @ g / norms / max(length, least), 0.0)
+        return _tensors(trust / max(trust.sum(), least) * length / norms @ vectors, changes)
 
 
 class _Before(Aggregator):

@@ -32,6 +32,7 @@ from narrowcast.algorithms.federated.aggregator import AggregationContext, Aggre
 from narrowcast.algorithms.federated.downloads import DOWNLOAD, Download, SizesDownloads
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer, initial_slots, optimizer_step
 from narrowcast.platform.config.catalog import AGGREGATORS, SERVER_OPTIMIZERS
+from narrowcast.platform.config.kinds import kind_of
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task, Traits
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, PrefixedArrays
@@ -43,6 +44,7 @@ ServerLearningRate = Annotated[
 
 
 _LAST_AGGREGATE = PrefixedArrays(SERVER_ONLY.name("aggregate/"))
+_REFERENCE = PrefixedArrays("reference/")
 
 
 def model_of(arrays: Arrays) -> Arrays:
@@ -129,6 +131,8 @@ class Averaging(SizesDownloads, ClientPass):
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step along the mean change; the state as it is if there is none."""
+        if self._asks_reference:
+            total = {**total, **_REFERENCE.add(self.reference(broadcast, task, round_index))}
         changes = self.mean_change(server, total, task, round_index)
         if changes is None:
             return {**server, **self.kept_download(model_of(server), server, broadcast)}
@@ -141,10 +145,25 @@ class Averaging(SizesDownloads, ClientPass):
         """
         if self.aggregator is not None:
             each = EACH.of(total)
-            context = AggregationContext(task.seed, round_index, _LAST_AGGREGATE.of(server))
+            context = AggregationContext(task.seed, round_index, _LAST_AGGREGATE.of(server), _REFERENCE.of(total))
             return self.aggregator.of_round(TENSORS.of(each), each[WEIGHT], context)
         sums = TensorSum.of(total)
         return sums.means() if sums.weight else None
+
+    def reference(self, broadcast: Arrays, task: Task, round_index: int) -> Arrays:
+        """Return what the server would send as a client that joins now, with samples of its own and time for all."""
+        own = task.of_server()
+        joining = Chunk(round_index, 0, np.zeros(1, dtype=np.int64), self.init_clients(own))
+        chunk = replace(joining, state=self.joined(broadcast, joining, own))
+        (call,) = self.local_calls(broadcast, chunk, own)
+        terms = replace(call.terms, epochs=None)
+        learnt = call.task.training.train(call.server, call.chunk, call.task, terms)
+        message = self.message(broadcast, chunk, own, learnt)
+        return {name: values[0] for name, values in message.tensors.items()}
+
+    @property
+    def _asks_reference(self) -> bool:
+        return self.aggregator is not None and self.aggregator.traits.reference
 
     def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
         """Return the server state after a step along `changes`, at the server's learning rate."""
@@ -184,8 +203,14 @@ class Averaging(SizesDownloads, ClientPass):
         }
 
     def check(self, task: Task) -> None:
-        """Raise `UserError` for `download.rows: touched`: networks have no item rows."""
+        """Raise `UserError` for `download.rows: touched`, and for an aggregator that lacks samples of the server."""
         super().check(task)
+        if self._asks_reference and task.data.of_server is None:
+            raise UserError(
+                f"algorithm.aggregator = {kind_of(self.aggregator)} compares changes with the server's own, and the "
+                "server has no samples to train on; give classification data with data.server, such as "
+                "data.server.samples=100, or use another aggregator"
+            )
         if self.download is not None and self.download.rows == "touched":
             raise UserError(
                 "algorithm.download.rows = touched asks for rows of an item matrix; use download.rows = all"

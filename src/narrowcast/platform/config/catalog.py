@@ -317,6 +317,7 @@ AGGREGATORS = Registry(
         "norm_clip": "algorithms.federated.aggregator:NormClip",
         "centred_clip": "algorithms.federated.aggregator:CentredClip",
         "sign_majority": "algorithms.federated.aggregator:SignMajority",
+        "fltrust": "algorithms.federated.aggregator:FLTrust",
         "nnm": "algorithms.federated.aggregator:NearestNeighbourMixing",
         "bucketing": "algorithms.federated.aggregator:Bucketing",
     },

@@ -53,9 +53,30 @@ class PublicSet(Section):
         most = len(source) - (self.set is None)
         if self.samples > most:
             raise UserError(f"data.public.samples = {self.samples}: there are {len(source)}; use at most {most}")
-        rows = generator(seed, "public samples").permutation(len(source))
-        kept = np.arange(len(train)) if self.set else np.sort(rows[self.samples :])
-        return source.take(np.sort(rows[: self.samples])), kept
+        kept, held_out = _rows_apart(len(source), self.samples, seed, "public samples")
+        return source.take(held_out), np.arange(len(train)) if self.set else kept
+
+
+class ServerSet(Section):
+    """Samples of the server's own, held out of the training samples before these are partitioned.
+
+    They are drawn by the seed of the data set, uniformly, and are in no client's own samples, in no public, validation
+    and test set; a `shift` leaves them as they are.
+    """
+
+    samples: int = Field(100, ge=1, description="number of samples")
+
+    def drawn(self, train: Labelled, seed: int) -> tuple[Labelled, IntArray]:
+        """Return the server's samples, and the rows of `train` that remain the clients', ascending.
+
+        Raise `UserError` if none would remain.
+        """
+        if self.samples >= len(train):
+            raise UserError(
+                f"data.server.samples = {self.samples}: there are {len(train)}; use at most {len(train) - 1}"
+            )
+        kept, held_out = _rows_apart(len(train), self.samples, seed, "server samples")
+        return train.take(held_out), kept
 
 
 class Classification(DataSource, Section):
@@ -73,6 +94,9 @@ class Classification(DataSource, Section):
     )
     public: PublicSet | None = Field(
         None, description="samples that all clients hold besides their own, for distillation; null: none"
+    )
+    server: ServerSet | None = Field(
+        None, description="samples that the server alone has, to train on as aggregator = fltrust does; null: none"
     )
     shift: Shift | None = Field(
         None, description="how the samples of groups of clients differ in kind: turned images, or permuted classes"
@@ -118,9 +142,12 @@ class Classification(DataSource, Section):
         held_out_users: Mapping[str, IntArray | None],
     ) -> Samples:
         """Partition the training samples as given; `held_out_users` counts for the partition `natural`."""
-        nobody, train, public = np.empty(0, dtype=np.int64), splits.train, None
+        nobody, train, public, server = np.empty(0, dtype=np.int64), splits.train, None, None
         if self.public is not None:
             public, kept = self.public.drawn(train, n_classes, self.seed or 0)
+            train, users = train.take(kept), None if users is None else users[kept]
+        if self.server is not None:
+            server, kept = self.server.drawn(train, self.seed or 0)
             train, users = train.take(kept), None if users is None else users[kept]
         data = Samples(
             name=name,
@@ -132,6 +159,7 @@ class Classification(DataSource, Section):
             order=nobody,
             indptr=nobody,
             public=public,
+            server=server,
         )
         if data.targets == "tokens" and self.partition.by_class:
             raise UserError(f"partition {self.partition.kind}: {name} has no classes; use natural, iid or quantity")
@@ -151,7 +179,12 @@ def hold_out(n: int, share: float, seed: int, part: str = "validation") -> tuple
     held_out = round(share * n)
     if n - held_out < 1:
         raise UserError(f"{part}_share {share:g} leaves no training samples of {n}; use a smaller share")
-    rows = generator(seed, part).permutation(n)
+    return _rows_apart(n, held_out, seed, part)
+
+
+def _rows_apart(n: int, held_out: int, seed: int, purpose: str) -> tuple[IntArray, IntArray]:
+    """Return the rows kept and the rows held out, both ascending."""
+    rows = generator(seed, purpose).permutation(n)
     return np.sort(rows[held_out:]), np.sort(rows[:held_out])
 
 

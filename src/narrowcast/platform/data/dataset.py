@@ -25,6 +25,11 @@ class Dataset(RunInput):
             """The number of training examples of every client, [U]."""
 
     @property
+    def of_server(self) -> Dataset | None:
+        """The samples of the server's own as the data set of one client; None, the default, without any."""
+        return None
+
+    @property
     def inputs(self) -> Arrays:
         """The inputs of the training samples by name; none by default."""
         return {}

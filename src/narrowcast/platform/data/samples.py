@@ -110,7 +110,7 @@ class Samples(Dataset):
 
     `held_out_users` has the client of each sample of `validation` and `test`, [n], if these come from the clients' own
     users. Otherwise `of_clients` deals these samples to the clients, by `seed`. `public` samples are held by all
-    clients and belong to no client.
+    clients and belong to no client; those of `server` are held by the server alone, which may train on them.
     """
 
     name: str
@@ -124,6 +124,7 @@ class Samples(Dataset):
     held_out_users: Mapping[str, IntArray] = field(default_factory=dict)
     seed: int = 0
     public: Labelled | None = None
+    server: Labelled | None = None
 
     @property
     def targets(self) -> Targets:
@@ -184,6 +185,23 @@ class Samples(Dataset):
             return np.zeros(len(labels), dtype=np.int64)
         return tenths(labels[:, 0], self.train.labels[:, 0]) if self.targets == "numbers" else labels
 
+    @cached_property
+    def of_server(self) -> Samples | None:
+        """The samples of the server's own as the data set of one client; None without any."""
+        if self.server is None:
+            return None
+        rows, none = np.arange(len(self.server)), self.server.take(np.arange(0))
+        return Samples(
+            name=self.name,
+            source=self.source,
+            n_classes=self.n_classes,
+            train=self.server,
+            validation=none,
+            test=none,
+            order=rows,
+            indptr=np.array([0, len(rows)]),
+        )
+
     @property
     def inputs(self) -> Mapping[str, NDArray[Any]]:
         """The inputs of the training samples by name; one array alone is called `features`."""
@@ -200,6 +218,7 @@ class Samples(Dataset):
             "validation_samples": len(self.validation),
             "test_samples": len(self.test),
             **({} if self.public is None else {"public_samples": len(self.public)}),
+            **({} if self.server is None else {"server_samples": len(self.server)}),
         }
 
     @cached_property
@@ -210,6 +229,8 @@ class Samples(Dataset):
         parts = (self.train, self.validation, self.test)
         for part in parts if self.public is None else (*parts, self.public):
             arrays += [*by_name(part.features).items(), ("", part.labels)]
+        if self.server is not None:
+            arrays += [*by_name(self.server.features).items(), ("server", self.server.labels)]
         for name, array in arrays:
             hasher.update(f"{name}\0{array.dtype.str}\0{array.shape}".encode())
             hasher.update(np.ascontiguousarray(array).data)
