@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     aggregators: Namespace
     allocations: Namespace
     attacks: Namespace
+    topologies: Namespace
     availabilities: Namespace
     samplings: Namespace
     backends: Namespace
@@ -88,6 +89,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "server_optimizers",
     "aggregators",
     "attacks",
+    "topologies",
     "losses",
     "metrics",
     "training",

@@ -68,6 +68,7 @@ REGISTRY_NAMES = {
     "schedules": "schedule",
     "secure": "secure",
     "solvers": "solver",
+    "topologies": "topology",
     "training": "training",
 }
 

@@ -167,8 +167,9 @@ class Experiment(Plan, Identified, metaclass=_Checked):
             )
         if downloads == "by_client":
             raise UserError(
-                "radio.downlink = broadcast sends all clients the same, and algorithm.download with rows = touched or "
-                "a history sends each its own; use radio.downlink = unicast, or another download"
+                f"radio.downlink = broadcast sends all clients the same, and algorithm.kind = {self.algorithm.kind} "
+                "as set here sends each its own message; use radio.downlink = unicast, or no algorithm.download with "
+                "rows = touched or a history"
             )
 
     @property

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.codecs.wire import Reader, varint
     from narrowcast.algorithms.federated.aggregator import AggregationContext, Aggregator, AggregatorTraits
     from narrowcast.algorithms.federated.fedavg import Averaging
+    from narrowcast.algorithms.federated.gossip import Exchange, Gossip
     from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
     from narrowcast.algorithms.federated.personal import PartlyShared, Personal, PersonalState, adapted, check_adapted
     from narrowcast.algorithms.federated.rank_policy import RankPolicy
     from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer
+    from narrowcast.algorithms.federated.topology import Topology
     from narrowcast.algorithms.federated.unit_slices import joined_updates, joined_uploads
     from narrowcast.algorithms.local_training.rules import LearningRateSchedule
     from narrowcast.algorithms.secure.schemes import Masked, Plain, Protection
@@ -120,8 +122,10 @@ __all__ = [
     "DistortionCurves",
     "Downlink",
     "Draw",
+    "Exchange",
     "Fleet",
     "FloatArray",
+    "Gossip",
     "HiddenUnits",
     "IntArray",
     "Interactions",
@@ -171,6 +175,7 @@ __all__ = [
     "SymbolStage",
     "Task",
     "Tensors",
+    "Topology",
     "Training",
     "TrainingTraits",
     "Traits",
@@ -205,12 +210,14 @@ _HOMES = {
     **dict.fromkeys(("Reader", "varint"), "algorithms.codecs.wire"),
     **dict.fromkeys(("AggregationContext", "Aggregator", "AggregatorTraits"), "algorithms.federated.aggregator"),
     "Averaging": "algorithms.federated.fedavg",
+    **dict.fromkeys(("Exchange", "Gossip"), "algorithms.federated.gossip"),
     **dict.fromkeys(("CoLR", "SCoLR"), "algorithms.federated.low_rank"),
     **dict.fromkeys(
         ("PartlyShared", "Personal", "PersonalState", "adapted", "check_adapted"), "algorithms.federated.personal"
     ),
     "RankPolicy": "algorithms.federated.rank_policy",
     **dict.fromkeys(("SERVER_ONLY", "ServerOptimizer"), "algorithms.federated.server_optimizer"),
+    "Topology": "algorithms.federated.topology",
     "LearningRateSchedule": "algorithms.local_training.rules",
     **dict.fromkeys(("Masked", "Plain", "Protection"), "algorithms.secure.schemes"),
     **dict.fromkeys(("Arrived", "ClientPass", "Contribution"), "algorithms.client.client_pass"),

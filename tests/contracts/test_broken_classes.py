@@ -12,6 +12,7 @@ import broken_attacks
 import broken_engines
 import broken_scenes
 import broken_solvers
+import broken_topologies
 from broken_law import Broken
 from narrowcast.laws import registries, training_laws
 from narrowcast.laws.law import evaluate_laws
@@ -24,6 +25,7 @@ BROKEN = [
     *broken_scenes.BROKEN,
     *broken_engines.BROKEN,
     *broken_solvers.BROKEN,
+    *broken_topologies.BROKEN,
 ]
 
 

@@ -20,7 +20,7 @@ from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.rounds.evaluation import model_sha256
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-NAMES = {"ditto": "Ditto", "fedrep": "FedRep", "dp_fedavg": "DPFedAvg", "sign_flip": "SignFlip", "gossip": "Gossip"}
+NAMES = {"ditto": "Ditto", "fedrep": "FedRep", "dp_fedavg": "DPFedAvg", "sign_flip": "SignFlip"}
 
 
 @pytest.fixture(autouse=True)
@@ -137,30 +137,3 @@ def test_the_private_mean_is_clipped_and_over_a_fixed_divisor(expected: float | 
     assert len(noise) > 1000
     assert noise.std() == pytest.approx(0.5 * clip, rel=0.1)
     assert abs(noise.mean()) < 4 * 0.5 * clip / np.sqrt(len(noise))
-
-
-def test_with_everybody_as_a_neighbour_gossip_is_fedavg() -> None:
-    task = make_task(digits([40, 33, 20]))
-    got, wanted = (
-        run(algorithm, task, n_rounds=3, clients=3) for algorithm in (example("gossip"), FedAvg(weights="equal"))
-    )
-    assert relative_error(example("gossip").final(got.server), wanted.server) < 1e-5
-    assert got.uplink_bits == wanted.uplink_bits
-
-
-def test_mixing_keeps_the_mean_of_all_models() -> None:
-    task = make_task(digits([20] * 9), MLP(hidden=(16,), dtype="float64"))
-    algorithm = example("gossip", neighbours=2)
-    server = algorithm.init(task)
-    for round_index in range(1, 6):
-        draw = np.random.default_rng(round_index)
-        clients = draw.permutation(9)[:6]
-        changes = {name: draw.standard_normal((6, *values.shape)) for name, values in algorithm.final(server).items()}
-        before = {name: values + changes[name].sum(axis=0) / 9 for name, values in algorithm.final(server).items()}
-        server = algorithm.step(
-            server, {}, {f"each/{name}": v for name, v in {"clients": clients, **changes}.items()}, task, 1
-        )
-        for name, wanted in before.items():
-            assert np.abs(algorithm.final(server)[name] - wanted).max() < 1e-12
-    assert np.allclose(algorithm.mixing(6).sum(axis=0), 1)
-    assert np.allclose(algorithm.mixing(6).sum(axis=1), 1)

@@ -80,6 +80,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
         (nc.solvers, "solver"),
         (nc.aggregators, "aggregator"),
         (nc.attacks, "attack"),
+        (nc.topologies, "topology"),
         (nc.rank_policies, "rank_policy"),
         (nc.schedules, "schedule"),
         (nc.channels, "channel"),

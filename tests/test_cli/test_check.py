@@ -27,11 +27,12 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
         ("focal_loss:FocalLoss", "loss", ()),
         ("focal_loss:Brier", "metric", ()),
         ("city_fleet:CityFleet", "fleet", ("--kind", "fleet")),
+        ("hypercube:Hypercube", "topology", ()),
         *(
             pytest.param(spec, "algorithm", (), marks=pytest.mark.slow)
             for spec in (
                 *("fedavgm:FedAvgM", "dp_fedavg:DPFedAvg", "sign_flip:SignFlip"),
-                *("ditto:Ditto", "fedrep:FedRep", "gossip:Gossip"),
+                *("ditto:Ditto", "fedrep:FedRep"),
             )
         ),
     ],

@@ -23,6 +23,8 @@ PUBLIC = {
     # what a run is simulated with, and the data
     ("algorithms/client/sums.py", "f'privacy {name}'"),
     ("algorithms/federated/aggregator.py", "'buckets'"),
+    ("algorithms/federated/topology.py", "'topology'"),
+    ("algorithms/federated/topology.py", "'matching'"),
     ("platform/rounds/sampling.py", "'cohort'"),
     ("platform/rounds/sampling.py", "'new clients'"),
     ("platform/rounds/adversary.py", "'attackers'"),
@@ -138,6 +140,7 @@ INITIAL_STATE = {
         "fedavg",
         "fedmavg",
         "fedmf",
+        "gossip",
         "local",
         "scaffold",
         "submodel",

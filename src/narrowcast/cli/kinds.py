@@ -176,6 +176,7 @@ _REGISTRIES = {
     "server_optimizer": "kinds of algorithm.server_optimizer",
     "aggregator": "kinds of algorithm.aggregator",
     "rank_policy": "kinds of algorithm.rank_policy",
+    "topology": "kinds of algorithm.topology",
 }
 """By registry, the fields that take its kinds, if they are not the field of its own name."""
 

@@ -24,6 +24,7 @@ from narrowcast.laws import (
     second_process,
     simulation_laws,
     solver_laws,
+    topology_laws,
     training_laws,
 )
 from narrowcast.laws.law import Cases, Verdict, evaluate_laws, only_case, require
@@ -130,6 +131,7 @@ LAWS: Mapping[str, LawsOf] = {
     "server_optimizer": LawsOf(only_case, optimisation_laws.OPTIMIZER_LAWS),
     "aggregator": LawsOf(only_case, aggregator_laws.LAWS),
     "attack": LawsOf(only_case, attack_laws.LAWS),
+    "topology": LawsOf(topology_laws.topology_cases, topology_laws.LAWS, "it connects neither 1, 2, 11 nor 16 clients"),
     "fleet": LawsOf(simulation_laws.fleet_cases, simulation_laws.FLEET_LAWS),
     "channel": LawsOf(radio_laws.channel_cases, radio_laws.CHANNEL_LAWS),
     "downlink": LawsOf(only_case, radio_laws.DOWNLINK_LAWS),
@@ -163,6 +165,7 @@ DIGESTS: Mapping[str, second_process.DigestOf] = {
     "server_optimizer": optimisation_laws.digest_of_optimizer,
     "aggregator": aggregator_laws.digest_of,
     "attack": attack_laws.digest_of,
+    "topology": topology_laws.digest_of,
     "fleet": simulation_laws.digest_of_fleet,
     "channel": radio_laws.digest_of_channel,
     "allocation": radio_laws.digest_of_allocation,

@@ -314,6 +314,7 @@ class Traits:
     - `needs_each`: the setting, with its value, by which the server needs the change of each client; empty without one.
     - `asks_rows`: clients ask the server for the rows that they touch.
     - `sends`: clients and server exchange messages; False: no bits in either direction, and no client is ever lost.
+    - `peers`: clients send to one another, without a server: who hears nobody downloads nothing.
     """
 
     global_model: bool = True
@@ -327,6 +328,7 @@ class Traits:
     needs_each: str = ""
     asks_rows: bool = False
     sends: bool = True
+    peers: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

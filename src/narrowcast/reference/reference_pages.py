@@ -142,6 +142,7 @@ _TITLES = {
     "server_optimizer": ("Server optimizers", "server optimizer", "algorithm.server_optimizer"),
     "aggregator": ("Aggregators", "aggregator", "algorithm.aggregator"),
     "attack": ("Attacks", "attack", "attack"),
+    "topology": ("Topologies: links between clients", "topology", "algorithm.topology"),
     "problem": ("Problems without clients", "problem", "problem"),
     "solver": ("Solvers", "solver", "solver"),
     "backend": ("Backends", "backend", "backend"),

@@ -41,6 +41,8 @@ ALGORITHMS = Registry(
         "scolr": "algorithms.federated.low_rank:SCoLR",
         "adaptive_svd": "algorithms.federated.adaptive_svd:AdaptiveSVD",
         "adaptive_atomo": "algorithms.federated.adaptive_atomo:AdaptiveAtomo",
+        "d_psgd": "algorithms.federated.d_psgd:DPSGD",
+        "choco_sgd": "algorithms.federated.choco_sgd:ChocoSGD",
     },
 )
 TRAININGS = Registry(
@@ -322,6 +324,21 @@ AGGREGATORS = Registry(
         "bucketing": "algorithms.federated.aggregator:Bucketing",
     },
 )
+TOPOLOGIES = Registry(
+    "topology",
+    "algorithms.federated.topology:Topology",
+    {
+        "ring": "algorithms.federated.topology:Ring",
+        "path": "algorithms.federated.topology:PathGraph",
+        "torus": "algorithms.federated.topology:Torus",
+        "star": "algorithms.federated.topology:Star",
+        "complete": "algorithms.federated.topology:Complete",
+        "exponential": "algorithms.federated.topology:Exponential",
+        "erdos_renyi": "algorithms.federated.topology:ErdosRenyi",
+        "random_matching": "algorithms.federated.topology:RandomMatching",
+        "edge_list": "algorithms.federated.topology:EdgeList",
+    },
+)
 ATTACKS = Registry(
     "attack",
     "platform.rounds.adversary:Attack",
@@ -393,7 +410,7 @@ OF_EXPERIMENTS: Mapping[str, Registry] = {
         FLEETS,
         *(CHANNELS, DOWNLINKS, ALLOCATIONS),
         *(SAMPLINGS, AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES, SERVER_OPTIMIZERS, AGGREGATORS),
-        ATTACKS,
+        *(ATTACKS, TOPOLOGIES),
         *(PROBLEMS, SOLVERS),
     )
 }

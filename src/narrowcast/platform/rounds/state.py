@@ -250,6 +250,11 @@ class Run:
         asked = f"new_clients = {self.plan.new_clients:g}"
         if not self.plan.evaluate_clients:
             raise UserError(f"{asked}: new clients are measured alone; set evaluate_clients = test, or leave it out")
+        if self.traits.peers:
+            raise UserError(
+                f"{asked}: with algorithm.kind = {self.algorithm.kind} a client that never takes part has no model but "
+                "the first; leave it out"
+            )
         if private := sorted(self.task.model.client_parameters or ()):
             raise UserError(
                 f"{asked}: the {private[0]} of clients that never take part are not trained with model.kind = "
