@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 RUNS := runs
 JOBS ?= 2
 
+# Where it is set, every process of the tests compiles the package, and every worker rewrites the tests' assertions, anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Data sets kept beside the checkout are used where they are, everything else is fetched on demand; with an empty
 # NARROWCAST_DATA in the environment they are not looked at.
 ifneq ($(wildcard ../shared/data),)
@@ -37,9 +40,10 @@ test: lint ## style, types and all tests but the slow ones; those that need data
 data-tests: venv ## the tests that need data sets, where make test had none
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "data and not slow"
 
-# One more worker than cores, as these tests wait for processes, outages and leases a good part of their time.
-slow: venv ## the slow tests: kills, outages and real clusters
-	$(BIN)/python -m pytest -n $$(( $(JOBS) + 1 )) --dist loadfile -m "slow and not thorough"
+# One more worker than cores, as these tests wait for processes, outages and leases a good part of their time; a worker
+# without tests takes some of another's file, as a few files have half of the minutes.
+slow: venv ## the slow tests: kills, outages and real clusters; and those that need data sets
+	$(BIN)/python -m pytest -n $$(( $(JOBS) + 1 )) --dist worksteal -m "(slow or data) and not thorough"
 
 thorough: venv ## further repetitions of the slow tests: more seeds, damages and histories of the same kinds; an hour
 	$(BIN)/python -m pytest -n $(JOBS) --dist load -m thorough

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from left_out import is_here
 from narrowcast.platform.data.download import VARIABLE
 from page_session import run_page
 from page_summary import PAGE_SESSION
@@ -84,15 +85,16 @@ QUICK = {
 
 
 def sessions() -> list[Any]:
-    """A case for each page with something to do, and one more where data sets are needed."""
+    """A case for each page with something to do: with its data sets where they are here, else without."""
     cases = []
     for page in pages():
         name, found = name_of(page), [*blocks(page)]
         done = [block for block in found if block.kind in ("python", "console") and not block.not_run]
         slow = [] if name in QUICK else [pytest.mark.slow]
-        if any(not block.data for block in done):
+        sets = sorted({each for block in done for each in block.data})
+        if any(not block.data for block in done) and not (sets and all(map(is_here, sets))):
             cases.append(pytest.param(page, False, id=name, marks=slow))
-        if sets := sorted({each for block in done for each in block.data}):
+        if sets:
             marks = [pytest.mark.data(*sets), pytest.mark.slow]
             cases.append(pytest.param(page, True, id=f"{name}, with data", marks=marks))
     return cases

@@ -25,6 +25,7 @@ from narrowcast.tuning.settings import StudySettings, trial_metrics
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.storage import open_storage
 from narrowcast.tuning.trials import DISCARDED, OWNER, SURPLUS, trial_records
+from sampling import sampled
 
 SPACE = {
     "rate": {"kind": "float", "low": 0.01, "high": 1, "log": True},
@@ -130,7 +131,7 @@ def test_the_trial_of_a_dead_worker_is_retried_once(tmp_path: Path) -> None:
     assert [trial.state.name for trial in one.trials()] == ["FAIL", "FAIL", "COMPLETE"]
 
 
-@pytest.mark.parametrize("lost", [{0}, {3, 6}, {2, 5, 13}])
+@pytest.mark.parametrize("lost", sampled([{0}, {3, 6}, {2, 5, 13}], [{2, 5, 13}]))
 @pytest.mark.parametrize("cause", ["worker", "process", "drawn", "interrupted"])
 def test_a_random_study_that_lost_trials_searches_the_same_points(tmp_path: Path, lost: set[int], cause: str) -> None:
     settings = {**ONE, "sampler": {"kind": "random"}}
