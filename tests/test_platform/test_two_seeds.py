@@ -25,6 +25,7 @@ PUBLIC = {
     ("algorithms/federated/aggregator.py", "'buckets'"),
     ("algorithms/federated/topology.py", "'topology'"),
     ("algorithms/federated/topology.py", "'matching'"),
+    ("algorithms/federated/topology.py", "'link outages'"),
     ("platform/rounds/sampling.py", "'cohort'"),
     ("platform/rounds/sampling.py", "'new clients'"),
     ("platform/rounds/adversary.py", "'attackers'"),

@@ -67,6 +67,14 @@ def test_matchings_differ_from_round_to_round() -> None:
     assert not np.array_equal(*pairs)
 
 
+def test_links_that_are_down_are_drawn_anew_in_each_round() -> None:
+    given, ring = topology("intermittent", outage=0.3), {tuple(link) for link in topology("ring").links(40, 1, 0)}
+    up = [{tuple(link) for link in given.links(40, index, 0)} for index in range(1, 51)]
+    assert all(links <= ring for links in up)
+    assert sum(map(len, up)) / (50 * 40) == pytest.approx(0.7, abs=4 * (0.7 * 0.3 / 2000) ** 0.5)
+    assert up[0] != up[1]
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "lines", "said"),
     [
@@ -77,6 +85,7 @@ def test_matchings_differ_from_round_to_round() -> None:
             r"algorithm.topology = erdos_renyi \(probability = 0.05\) has \d+ parts without a link between them, of 16 "
             "clients: lambda_2 = 1, so that their models never agree; raise algorithm.topology.probability, or set",
         ),
+        ("intermittent", {"outage": 0.99}, None, "lower algorithm.topology.outage, or add links, or use another"),
         ("torus", {"rows": 3}, None, "algorithm.topology.rows = 3 does not divide 16 clients"),
         ("edge_list", {}, "client,neighbour\n0,1\n", "has 15 parts .*; add links, or use another topology"),
         ("edge_list", {}, "client,other\n0,1\n", "has no column neighbour; add it"),

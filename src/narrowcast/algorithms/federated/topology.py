@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from narrowcast.platform.config.catalog import TOPOLOGIES
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -286,6 +287,34 @@ class RandomMatching(Topology):
         """Return the links of a round, [E, 2]."""
         order = generator(seed, "matching", round_index).permutation(n_clients)
         return distinct_links(order[: n_clients // 2 * 2].astype(np.int64))
+
+
+class Intermittent(Topology):
+    """The links of another topology, each of which is down in a round by chance: nothing is sent over it.
+
+    Weights are those of the links that are up, so that the mean of the models stays whichever are.
+    """
+
+    kind: Literal["intermittent"] = "intermittent"
+    topology: Annotated[Topology, TOPOLOGIES] = Field(
+        default_factory=Ring, description="topology of which some links are down"
+    )
+    outage: float = Field(0.2, ge=0, lt=1, description="probability that a link is down in a round")
+
+    @property
+    def rounds_to_connect(self) -> int:
+        """Thirty rounds of the other topology: of links that are up half of the time, all are there almost surely."""
+        return 30 * self.topology.rounds_to_connect
+
+    @property
+    def advice(self) -> str:
+        """The change by which the links that are up may connect all clients."""
+        return f"lower algorithm.topology.outage, or {self.topology.advice}"
+
+    def links(self, n_clients: int, round_index: int, seed: int) -> IntArray:
+        """Return the links of a round, [E, 2]."""
+        links = self.topology.links(n_clients, round_index, seed)
+        return links[generator(seed, "link outages", round_index).random(len(links)) >= self.outage]
 
 
 _COLUMNS = ("client", "neighbour")

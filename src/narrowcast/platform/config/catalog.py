@@ -337,6 +337,7 @@ TOPOLOGIES = Registry(
         "erdos_renyi": "algorithms.federated.topology:ErdosRenyi",
         "random_matching": "algorithms.federated.topology:RandomMatching",
         "edge_list": "algorithms.federated.topology:EdgeList",
+        "intermittent": "algorithms.federated.topology:Intermittent",
     },
 )
 ATTACKS = Registry(
