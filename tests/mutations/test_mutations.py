@@ -17,6 +17,7 @@ from mutants import campaign
 from narrowcast.platform.config.catalog import CODECS
 from payload_parsers import PAYLOADS
 from record_parsers import RECORDS
+from sampling import sampled
 
 PARSERS = {**PAYLOADS, **FILES, **RECORDS}
 MOST_MIB = 512  # that all inputs of one parser together may add to the peak
@@ -41,10 +42,7 @@ def test_a_few_mutations(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.thorough if index % 4 else ()) for index, name in enumerate(PARSERS)],
-)
+@pytest.mark.parametrize("name", sampled(PARSERS, [*PARSERS][::8]))
 def test_many_mutations(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path, 200, 0)
 
