@@ -294,6 +294,10 @@ class LocalTerms:
     `trained` names the parameters that train, None for all: the others stay bit for bit as the server or `start` has
     them, and have no change. `phases` are a client's first epochs, in turn, in which only some of these train; what is
     left of its epochs trains all of them. Momentum, moments and the slots of a rule begin anew in each phase.
+
+    Of networks alone: pulls [C] are added to `proximal`, one for each client; radii [C] are the largest L2 distances
+    from where they start that clients' parameters, all tensors taken together, have after a step: they are moved back
+    along the line to their start. inf is no bound. Both are measured from where a phase starts.
     """
 
     proximal: float = 0.0
@@ -310,6 +314,13 @@ class LocalTerms:
     columns: IntArray | None = None
     trained: tuple[str, ...] | None = None
     phases: tuple[Phase, ...] = ()
+    pulls: FloatArray | None = None
+    radii: FloatArray | None = None
+
+    @property
+    def holds_clients(self) -> bool:
+        """Return whether clients have distances of their own from where they start."""
+        return self.pulls is not None or self.radii is not None
 
 
 @dataclass(frozen=True)

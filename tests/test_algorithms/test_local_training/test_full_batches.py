@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import psutil
 import pytest
@@ -44,6 +46,32 @@ def test_fedavg_of_one_epoch_of_full_batches_is_federated_sgd(execution: str) ->
     server = task.model.init_server(task.data, task.seed)
     state = run(FedAvg(), task, n_rounds=5)
     assert relative_error(state.server, federated_sgd(task, server, 0.5, 5)) <= 3e-6
+
+
+@pytest.mark.parametrize("execution", ["batched", "per_client"])
+def test_pulled_clients_and_those_within_a_radius_take_their_steps_and_the_others_plain_ones(execution: str) -> None:
+    task = make_task(digits(COUNTS), Softmax(), batch_size="all", learning_rate=0.5, epochs=4, execution=execution)
+    clients, pulls, radii = np.array([0, 2, 4, 7]), np.array([0.9, 0, 0, 0.4]), np.array([np.inf, 0.05, np.inf, 0.1])
+    server, chunk = task.model.init_server(task.data, task.seed), Chunk(1, 0, clients, {})
+    plain = task.training.train(server, chunk, task, LocalTerms()).changes
+    held = task.training.train(server, chunk, task, LocalTerms(pulls=pulls, radii=radii)).changes
+    for place, client in enumerate(clients):
+        alone = replace(
+            task.data,
+            indptr=np.array([0, COUNTS[client]]),
+            order=task.data.order[slice(*task.data.indptr[client : client + 2])],
+        )
+        start = {name: np.array(values, np.float64) for name, values in server.items()}
+        y = dict(start)
+        for _ in range(4):
+            stepped = federated_sgd(replace(task, data=alone), y, 0.5, 1)
+            moved = {name: stepped[name] - 0.5 * pulls[place] * (y[name] - start[name]) - start[name] for name in y}
+            length = np.sqrt(sum((values**2).sum() for values in moved.values()))
+            y = {name: start[name] + min(1, radii[place] / length) * values for name, values in moved.items()}
+        wanted = {name: y[name] - start[name] for name in y}
+        assert relative_error({name: values[place] for name, values in held.items()}, wanted) <= 1e-5
+        same = all(np.array_equal(held[name][place], plain[name][place]) for name in held)
+        assert same == (client == 4)
 
 
 def test_a_full_batch_is_one_step_per_epoch() -> None:

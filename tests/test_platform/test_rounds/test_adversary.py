@@ -238,6 +238,27 @@ def test_success_is_recorded_beside_the_accuracy_of_clean_images(tmp_path: Path)
     assert without.metrics["attack.success"] < 0.3
 
 
+def test_attackers_within_a_radius_end_on_a_ball_around_the_model_and_scale_what_they_have_learnt() -> None:
+    of = experiment({"kind": "trigger", "size": 1, "radius": 0.02, "pull": 0.5, "factor": 7.0})
+    run = run_of(of)
+    algorithm: Any = run.algorithm
+    broadcast = algorithm.broadcast(algorithm.init(run.task), run.task, 1).arrays
+    chunk = Chunk(1, 0, np.arange(CLIENTS), {})
+    learnt = algorithm.each_update(broadcast, chunk, run.task)
+    claimed = algorithm.tamper(broadcast, chunk, run.task, learnt)
+    honest = np.setdiff1d(np.arange(CLIENTS), ATTACKERS)
+    rows = [
+        np.hstack([updates.changes[name].reshape(CLIENTS, -1) for name in sorted(updates.changes)])
+        for updates in (learnt, claimed)
+    ]
+    for values, length in zip(rows, (0.02, 0.14), strict=True):
+        assert np.linalg.norm(values[list(ATTACKERS)], axis=1) == pytest.approx(np.full(4, length), rel=1e-5)
+        assert np.array_equal(values[honest], vectors(of, honest))
+    phases = {"kind": "partial", "phases": [{"trained": "head"}]}
+    with pytest.raises(UserError, match=r"attack\.radius hold attackers .* train in phases"):
+        finished(experiment({"kind": "trigger", "size": 1, "radius": 1.0}, algorithm=phases, rounds=1))
+
+
 @pytest.mark.parametrize(("asked", "number"), [(3, 3), (0.2, 2), (0.25, 2), ((0, 7), 2)])
 def test_attackers_are_drawn_by_the_seed(asked: Any, number: int) -> None:
     attack = {"kind": "sign_flip", "attackers": asked}

@@ -26,14 +26,19 @@ class Trigger(DataPoisoning):
     in turn, and the measure has all four (DBA). `attack.success` is the share of the test images of other classes that
     are seen as `target` with the trigger.
 
-    Attackers may train longer, and scale what they learn by `factor`, null for the one that replaces the model; `norm`
-    is the longest change that they claim then.
+    Attackers may train longer, and stay near the model x that they were sent: with `pull` they descend their loss +
+    pull/2 |y - x|^2 (constrain-and-scale), with `radius` y is projected onto the ball of that radius around x after
+    every local step (PGD). They scale what they have learnt then by `factor`, null for the one that replaces the model;
+    `norm` is the longest change that they claim (train-and-scale).
 
-    Source: Gu, Dolan-Gavitt and Garg, BadNets (arXiv:1708.06733); Bagdasaryan et al., AISTATS 2020 (the factor); Xie et
-    al., DBA, ICLR 2020 (bars).
+    Source: Gu, Dolan-Gavitt and Garg, BadNets (arXiv:1708.06733); Bagdasaryan et al., AISTATS 2020 (the factor,
+    constrain-and-scale and train-and-scale); Xie et al., DBA, ICLR 2020 (bars); Wang et al., Attack of the Tails,
+    NeurIPS 2020 (arXiv:2007.05084), section 3 (PGD, with and without replacement).
 
     Differs from the papers: 1. a share of all samples is stamped once, before round 1; the codes stamp the first images
-    of every batch. 2. the attackers' weights decide the factor, see `replacement`.
+    of every batch. 2. the attackers' weights decide the factor, see `replacement`. 3. the papers weigh the loss by
+    alpha and the anomaly by 1 - alpha: pull is their ratio, and the learning rate has the rest; the anomaly is half the
+    squared distance. 4. momentum and moments know nothing of the projection.
     """
 
     kind: Literal["trigger"] = "trigger"
@@ -43,6 +48,10 @@ class Trigger(DataPoisoning):
     size: int = Field(4, ge=1, description="length of a bar, or side of the square, in pixels")
     distributed: bool = Field(False, description="each attacker stamps one of the bars; false: all of them")
     epochs: int | None = Field(None, ge=1, description="local epochs of attackers; null: those of the training")
+    pull: float = Field(0.0, ge=0, allow_inf_nan=False, description="mu of attackers' mu/2 |y - x|^2; 0: none")
+    radius: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="largest L2 distance of y from x in local steps; null: any"
+    )
     factor: float | None = Field(
         1.0, gt=0, allow_inf_nan=False, description="factor of changes; null: the cohort's weight over the attackers'"
     )
@@ -87,10 +96,21 @@ class Trigger(DataPoisoning):
         return Labelled(features, np.full(len(images), self.target, dtype=images.labels.dtype))
 
     def terms(self, terms: LocalTerms, attacks: BoolArray, epochs: int) -> LocalTerms:
-        """Return the terms with the attackers' epochs."""
-        if self.epochs is None:
-            return terms
-        return replace(terms, epochs=np.where(attacks, self.epochs, epochs if terms.epochs is None else terms.epochs))
+        """Return the terms with the attackers' epochs, pulls and radii; raise `UserError` for these in phases."""
+        if self.epochs is not None:
+            given = epochs if terms.epochs is None else terms.epochs
+            terms = replace(terms, epochs=np.where(attacks, self.epochs, given))
+        held = replace(
+            terms,
+            pulls=np.where(attacks, self.pull, 0.0) if self.pull else None,
+            radii=None if self.radius is None else np.where(attacks, self.radius, np.inf),
+        )
+        if held.holds_clients and terms.phases:
+            raise UserError(
+                "attack.pull and attack.radius hold attackers near the model of the round, and clients of this "
+                "algorithm train in phases, each from where the last ended; leave them out, or use attack.norm"
+            )
+        return held
 
     def tamper(self, own: FloatArray, seen: Seen) -> FloatArray:
         """Return factor x_i, no longer than `norm`."""

@@ -239,7 +239,7 @@ class FactorisationSGD(Training, FactorisationSettings):
         self, server: Arrays, chunk: Chunk, task: Task[Interactions, FactorisationSGD], terms: LocalTerms
     ) -> LocalUpdates:
         """Train whole rows; `changes` holds every row of Q [C, N, d], zero for rows that the client did not touch."""
-        if terms.start_loss or terms.rule or terms.start or terms.trained or terms.phases:
+        if terms.start_loss or terms.rule or terms.start or terms.trained or terms.phases or terms.holds_clients:
             frozen = "frozen parameters" if terms.trained or terms.phases else "local steps of its own"
             wanted = "the loss before training" if terms.start_loss else frozen
             raise UserError(

@@ -85,7 +85,8 @@ class GraphTraining(Training, Section):
         self, server: Arrays, chunk: Chunk, task: Task[NodeGraph, GraphTraining], terms: LocalTerms
     ) -> LocalUpdates:
         """Train the clients of the chunk; raise `UserError` for terms that graphs are not trained with."""
-        if terms.rule or terms.rebuild or terms.start or terms.start_loss or terms.start_gradient or terms.phases:
+        other_steps = terms.rule or terms.rebuild or terms.start or terms.phases or terms.holds_clients
+        if other_steps or terms.start_loss or terms.start_gradient:
             raise UserError(
                 f"training.kind = {self.kind} takes plain steps, and this algorithm others; use fedavg or submodel"
             )

@@ -50,7 +50,8 @@ class Steps:
 
     `rule` takes them with g + weight_decay y + correction. g is the gradient of the loss, multiplied by `gains`
     [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. A learning rate is a scalar
-    or [C]; there is one for each step, or one for all. `own` [C, ...] is for the rule.
+    or [C]; there is one for each step, or one for all. `own` [C, ...] is for the rule. pulls [C] are added to
+    `proximal`, and radii [C] bound the distance from the start after a step.
     """
 
     learning_rates: Sequence[Rate]
@@ -61,6 +62,8 @@ class Steps:
     gains: Tensors = field(default_factory=dict)
     correction: Tensors = field(default_factory=dict)
     own: Tensors = field(default_factory=dict)
+    pulls: Tensor | None = None
+    radii: Tensor | None = None
 
     def learning_rate(self, step: int, rows: slice) -> Rate:
         """Return the learning rate of a step of some clients."""
@@ -70,7 +73,8 @@ class Steps:
     @cached_property
     def plain(self) -> bool:
         """Return whether the gradient of a step is that of the loss and nothing else."""
-        return not any((self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction))
+        terms = (self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction)
+        return not any(terms) and self.pulls is None
 
 
 @dataclass(frozen=True)
@@ -362,6 +366,8 @@ def train(program: Program, steps: Steps) -> tuple[Tensors, FloatArray, Tensors]
                 rate: Any = steps.learning_rate(step.index, step.rows)
                 own = rows_of(steps.own, step.rows)
                 rule.step(step.values, rows_of(slots, step.rows), gradient, own, rate, step.index)
+                if steps.radii is not None:
+                    _move_back(step.values, rows_of(start, step.rows), steps.radii[step.rows])
                 assert gradient.losses is not None, "a step takes the gradient once at least"
                 losses[step.batches, : gradient.losses.shape[1]] = gradient.losses
                 number = step.index + 1
@@ -400,6 +406,8 @@ class _Gradient:
             if name in steps.gains:
                 product.mul_(steps.gains[name][rows])
             product.add_(direction[name], alpha=steps.proximal + decay)
+            if steps.pulls is not None:
+                product.addcmul_(along(steps.pulls[rows].to(product.dtype), product), direction[name])
         return products
 
     def _weights(self, part: int) -> Tensor:
@@ -420,13 +428,13 @@ def _add_terms(
     for name, gradient in gradients.items():
         if name in steps.gains:
             gradient.mul_(steps.gains[name][rows])
-        if steps.proximal:
-            gradient.add_(values[name] - rows_of({name: start[name]}, rows)[name], alpha=steps.proximal)
+        if steps.proximal or steps.pulls is not None:
+            moved = values[name] - rows_of({name: start[name]}, rows)[name]
+            gradient.add_(moved, alpha=steps.proximal)
+            if steps.pulls is not None:
+                gradient.addcmul_(along(steps.pulls[rows].to(moved.dtype), moved), moved)
     if steps.clip_norm is not None:
-        count = rows.stop - rows.start
-        squares = [gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()]
-        # in turn: the rounding of torch's sum over many tensors depends on the number of clients in the batch
-        scale = (steps.clip_norm / reduce(torch.add, squares).sqrt().clamp(min=1e-12)).clamp(max=1.0)
+        scale = (steps.clip_norm / _lengths(gradients).clamp(min=1e-12)).clamp(max=1.0)
         for gradient in gradients.values():
             gradient.mul_(along(scale, gradient))
     for name, gradient in gradients.items():
@@ -434,6 +442,24 @@ def _add_terms(
             gradient.add_(values[name], alpha=decay)
         if name in steps.correction:
             gradient.add_(steps.correction[name][rows])
+
+
+def _lengths(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the L2 norm of each client's tensors [a, ...] taken together, [a]."""
+    squares = [tensor.reshape(len(tensor), -1).square().sum(dim=1) for tensor in tensors.values()]
+    # in turn: the rounding of torch's sum over many tensors depends on the number of clients in the batch
+    return reduce(torch.add, squares).sqrt()
+
+
+def _move_back(values: Mapping[str, Tensor], start: Tensors, radii: Tensor) -> None:
+    """Move values [a, ...] that are farther than radii [a] from `start` [1 or a, ...] to that distance, in place."""
+    moved = {name: value - start[name] for name, value in values.items()}
+    lengths = _lengths(moved)
+    radii = radii.to(lengths.dtype)
+    outside, factors = lengths > radii, radii / lengths
+    for name, value in values.items():
+        inside = start[name] + along(factors, value) * moved[name]
+        value.copy_(torch.where(along(outside, value), inside, value))
 
 
 def mean_losses(program: Program) -> FloatArray:
