@@ -154,9 +154,10 @@ class Matrix:
         return verdicts
 
     def plot(self, lines: Lines, path: Path) -> None:
-        """Draw the mean of every cell, a panel for each split; red is what attackers want."""
-        figure, panels = new_figure(self.title, len(self.splits))
-        for axes, split in zip(panels, self.splits, strict=True):
+        """Draw the mean of every cell, a panel for each split that was measured; red is what attackers want."""
+        splits = [split for split in self.splits if by_seed(lines, (split, self.reference, NONE), self.judged)]
+        figure, panels = new_figure(self.title, len(splits))
+        for axes, split in zip(panels, splits, strict=True):
             means = np.full((len(self.methods), len(self.attacks)), np.nan)
             for (row, method), (column, attack) in product(enumerate(self.methods), enumerate(self.attacks)):
                 if reached := by_seed(lines, (split, method, attack), self.judged):
