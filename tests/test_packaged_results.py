@@ -62,8 +62,8 @@ def test_in_this_process(row: dict[str, str], tmp_path: Path) -> None:
     assert_as_written_down(row, "local", tmp_path)
 
 
-ON_RAY = {"fedavg-digits", "scolr-mnist", "scolr-channel-ml1m"}
-"""One of each kind of model, and one with a radio, as joining Ray takes a quarter of a minute.
+ON_RAY = {"fedavg-digits", "scolr-channel-ml1m"}
+"""One of each kind of local training, of which one has a radio, as joining Ray takes a quarter of a minute.
 
 Those with `secure` are compared in test_killed_actors.py, factorisation on more actors in test_ray_backend.py.
 """

@@ -26,7 +26,7 @@ QUICK = (
     *("submodel disjoint", "submodel graph", "fedma", "fedmd", "scolr network"),
     *("fedmf feedback", "colr", "scolr", "adaptive_svd rows", "fedmavg"),
 )
-ON_ACTORS = ("fedavg band", "scolr network", "colr", "adaptive_svd rows")
+ON_ACTORS = ("fedavg band",)
 """Runs of which `test_killed_actors` has none of the kind; on actors the others are for `make thorough`."""
 
 

@@ -238,6 +238,7 @@ cpus_per_worker: 0.5
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)

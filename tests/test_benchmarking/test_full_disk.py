@@ -55,6 +55,7 @@ def test_a_disk_that_takes_no_checkpoint_ends_a_benchmark_and_no_instance(tmp_pa
     assert (again.returncode, states(folder)) == (0, ["finished", "finished"]), again.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_disk_that_takes_no_figures_ends_a_study_in_one_line(tmp_path: Path) -> None:
     words = ("tune", write_study(tmp_path, EXPERIMENT + ONE_OBJECTIVE.replace("6", "2") + RATES), "--output", tmp_path)

@@ -29,7 +29,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
         ("city_fleet:CityFleet", "fleet", ("--kind", "fleet")),
         ("hypercube:Hypercube", "topology", ()),
         *(
-            pytest.param(spec, "algorithm", (), marks=pytest.mark.slow)
+            pytest.param(spec, "algorithm", (), marks=[pytest.mark.slow, pytest.mark.thorough])
             for spec in (
                 *("fedavgm:FedAvgM", "dp_fedavg:DPFedAvg", "sign_flip:SignFlip"),
                 *("ditto:Ditto", "fedrep:FedRep"),

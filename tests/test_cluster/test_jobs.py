@@ -152,6 +152,7 @@ def assert_scraped(nodes: RayNodes, uplink_bits: int) -> None:
     raise AssertionError(counts)
 
 
+@pytest.mark.thorough
 def test_a_study_is_stopped_and_taken_up_again(
     nodes: RayNodes, server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +223,7 @@ def test_nodes_whose_python_is_not_rays_are_named(tmp_path: Path, monkeypatch: p
         cluster.kill()
 
 
+@pytest.mark.thorough
 def test_a_benchmark_of_solvers_is_a_job(nodes: RayNodes, tmp_path: Path) -> None:
     file, runs = tmp_path / "small.yaml", tmp_path / "runs"
     file.write_text(

@@ -191,8 +191,8 @@ def same_with_kills(name: str, settings: list[str], kills: Mapping[int, str]) ->
 
 
 LIKE_ANOTHER = {
-    *("feddyn", "apfl", "adaptive-apfl", "pfedme", "per_fedavg", "fine_tune", "partial", "local"),
-    *("scolr", "label_flip", "qffl", "afl", "submodel", "disjoint", "masked"),
+    *("scaffold", "feddyn", "apfl", "adaptive-apfl", "pfedme", "per_fedavg", "fine_tune", "partial", "local"),
+    *("scolr", "label_flip", "fednova", "qffl", "afl", "submodel", "disjoint", "masked"),
 }
 """Cases of which another has the kind of state, of clients and of the server, for `make thorough`."""
 

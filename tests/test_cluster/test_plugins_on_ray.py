@@ -67,6 +67,7 @@ def sha256(backend: Backend, *, kill_after: int = 0) -> str:
     return model_sha256(experiment.algorithm, state)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("shared_ray")
 def test_a_killed_host_changes_nothing() -> None:
     assert sha256(RayBackend(actors=2), kill_after=2) == sha256(load_experiment(str(OWN), ["backend=local"]).backend)

@@ -82,6 +82,11 @@ QUICK = {
     "running-on-a-cluster",
 }
 """Pages that take less than ten seconds."""
+LONG = {
+    *("experiments", "howto/benchmark-solvers", "howto/compare-methods", "howto/compress-uploads"),
+    *("howto/secure-sums", "howto/study-for-a-paper"),
+}
+"""Pages that take a minute or more, for `make thorough`."""
 
 
 def sessions() -> list[Any]:
@@ -90,7 +95,7 @@ def sessions() -> list[Any]:
     for page in pages():
         name, found = name_of(page), [*blocks(page)]
         done = [block for block in found if block.kind in ("python", "console") and not block.not_run]
-        slow = [] if name in QUICK else [pytest.mark.slow]
+        slow = [] if name in QUICK else [pytest.mark.slow, *([pytest.mark.thorough] if name in LONG else [])]
         sets = sorted({each for block in done for each in block.data})
         if any(not block.data for block in done) and not (sets and all(map(is_here, sets))):
             cases.append(pytest.param(page, False, id=name, marks=slow))

@@ -65,7 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return sha256_in(output / "whole")
 
 
-@pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.parametrize("offline", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_kill_at_any_request_of_a_round_leaves_a_run_that_ends_as_it_would_have(
     offline: bool, whole: str, tmp_path: Path
 ) -> None:
@@ -85,6 +85,7 @@ def test_a_kill_at_any_request_of_a_round_leaves_a_run_that_ends_as_it_would_hav
     assert (tmp_path / name / "answered.jsonl").exists() != offline
 
 
+@pytest.mark.thorough
 def test_a_kill_between_the_sums_of_a_round_leaves_a_run_that_ends_as_it_would_have(tmp_path: Path) -> None:
     sums, rule = 2, "algorithm={kind: fedavg, aggregator: {kind: geometric_median, iterations: 1}}"
     said = narrowcast("run", *RUN, rule, "secure=masked", "name=whole", "--output", tmp_path)

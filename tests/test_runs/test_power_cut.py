@@ -145,6 +145,7 @@ def test_a_run_resumes_from_a_cut_at_each_step_before_its_first_round(tmp_path: 
     assert min(begun[True], begun[False]) > 10
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_resumes_from_100_states(tmp_path: Path, run: Recorded) -> None:

@@ -179,7 +179,7 @@ def test_a_second_interrupt_changes_nothing(tmp_path: Path, start: Start, second
     assert again.wait() == 0, again.err
 
 
-@pytest.mark.parametrize("backend", ["local", RAY])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.thorough])])
 def test_a_closed_terminal_loses_no_finished_round(
     tmp_path: Path, start: Start, uninterrupted: Path, backend: str
 ) -> None:

@@ -198,6 +198,7 @@ def test_the_template_runs_keeps_its_rows_and_draws_them_again(tmp_path: Path) -
     assert again.stdout.partition("Source")[0] in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_study_on_ray_has_the_rows_of_one_in_processes(tmp_path: Path) -> None:
     words = ("reproduce", "proximal-digits", "--papers", EXAMPLES / "paper", "--jobs", 2)

@@ -273,6 +273,7 @@ def test_codecs_that_send_all_values_keep_their_precision(codec: Any) -> None:
     assert difference(coded, plain) <= 1e-12
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")

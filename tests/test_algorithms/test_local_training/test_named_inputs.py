@@ -207,6 +207,7 @@ def test_unsound_inputs_are_found() -> None:
         check_held_out(replace(data, test=Labelled({"input_ids": features["input_ids"]}, data.test.labels)))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)

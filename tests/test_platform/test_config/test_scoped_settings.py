@@ -28,7 +28,9 @@ print(json.dumps([before, now()]))
 """
 
 
-@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow, pytest.mark.thorough])]
+)
 def test_a_run_leaves_the_process_as_it_was(tmp_path: Path, backend: str) -> None:
     words = [sys.executable, "-c", RUN, str(tmp_path), backend]
     names = ("MLFLOW_", "RAY_AUTH_MODE", "RAY_USAGE")
