@@ -23,9 +23,7 @@ def test_a_run_ends_with_its_model_whatever_happens(block: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "block", [*range(3, 9), *(pytest.param(block, marks=pytest.mark.thorough) for block in range(9, 100))]
-)
+@pytest.mark.parametrize("block", sampled(range(3, 100), range(3, 9)))
 def test_a_thousand_histories(block: int) -> None:
     assert not broken(block * _BLOCK, _BLOCK)
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from narrowcast.cluster.backend import RayBackend
 from processor import processor
 from ray_actors import kill_one
+from sampling import sampled
 from short_runs import FIELDS, in_lockstep, loaded, outcomes, result_of, short_runs
 
 EXPECTED = Path(__file__).parents[1] / "short_results.csv"
@@ -57,23 +57,18 @@ def test_in_this_process(name: str) -> None:
     assert_as_written_down(name, result_of(experiment, last))
 
 
-def repeated(names: Iterable[str]) -> list[Any]:
-    """Return the runs, of which those of methods that `QUICK` has already are for `make thorough`."""
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in names]
-
-
 ALONE = [name for name in ROWS if "secure" not in short_runs()[name]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", repeated(ALONE))
+@pytest.mark.parametrize("name", sampled(ALONE, QUICK))
 def test_in_lockstep_with_another_seed(name: str) -> None:
     first, second = (loaded(name, seed=seed, **{"data.seed": 0}) for seed in (0, 1))
     assert_as_written_down(name, in_lockstep(first, second))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", repeated(ROWS))
+@pytest.mark.parametrize("name", sampled(ROWS, QUICK))
 def test_resumed_after_the_first_round(name: str) -> None:
     first, *_ = outcomes(experiment := loaded(name))
     *_, last = outcomes(experiment, state=first.state)
@@ -83,9 +78,7 @@ def test_resumed_after_the_first_round(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ON_ACTORS else pytest.mark.thorough) for name in QUICK]
-)
+@pytest.mark.parametrize("name", sampled(QUICK, ON_ACTORS))
 def test_on_two_actors_of_which_one_is_killed(name: str) -> None:
     experiment = loaded(name)
     for outcome in outcomes(experiment, RayBackend(actors=2)):

@@ -7,7 +7,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays, Chunk
 from ray_actors import kill_one
 from running import begin
+from sampling import sampled
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
@@ -192,44 +192,36 @@ def same_with_kills(name: str, settings: list[str], kills: Mapping[int, str]) ->
 
 LIKE_ANOTHER = {
     *("scaffold", "feddyn", "apfl", "adaptive-apfl", "pfedme", "per_fedavg", "fine_tune", "partial", "local"),
-    *("scolr", "label_flip", "fednova", "qffl", "afl", "submodel", "disjoint", "masked"),
+    *("scolr", "label_flip", "fednova", "qffl", "afl", "submodel", "disjoint"),
 }
 """Cases of which another has the kind of state, of clients and of the server, for `make thorough`."""
+KEPT_BY_CLIENTS = {**STATEFUL, **OWN_NETWORKS, **FADING}
 
 
-def cases(*groups: Mapping[str, object]) -> list[Any]:
-    """Return the names of cases, marked by what they need and by whether another is like them."""
-    return [
-        pytest.param(
-            case,
-            marks=[
-                *([pytest.mark.thorough] if case in LIKE_ANOTHER else []),
-                *([pytest.mark.data("ml-latest-small")] if case in FACTORS else []),
-            ],
-        )
-        for group in groups
-        for case in group
-    ]
-
-
-@pytest.mark.parametrize("case", cases(STATEFUL, OWN_NETWORKS, FADING, FACTORS))
+@pytest.mark.parametrize(
+    "case",
+    [
+        *sampled(KEPT_BY_CLIENTS, KEPT_BY_CLIENTS.keys() - LIKE_ANOTHER),
+        *(pytest.param(case, marks=pytest.mark.data("ml-latest-small")) for case in FACTORS),
+    ],
+)
 def test_client_states_and_memories(case: str) -> None:
-    last = same_with_kills(*{**STATEFUL, **FACTORS, **OWN_NETWORKS, **FADING}[case], A_HOST)[-1].state
+    last = same_with_kills(*{**KEPT_BY_CLIENTS, **FACTORS}[case], A_HOST)[-1].state
     assert last is not None
     assert all(values.any() for values in last.clients.values())
 
 
-@pytest.mark.parametrize("case", cases(SERVER_STATE))
+@pytest.mark.parametrize("case", sampled(SERVER_STATE, SERVER_STATE.keys() - LIKE_ANOTHER))
 def test_states_of_the_server(case: str) -> None:
     same_with_kills(*SERVER_STATE[case], A_HOST)
 
 
-@pytest.mark.parametrize("case", cases(GIST))
+@pytest.mark.parametrize("case", sampled(GIST, GIST.keys() - LIKE_ANOTHER))
 def test_sub_networks_of_a_graph(case: str) -> None:
     same_with_kills(*GIST[case], A_HOST)
 
 
-@pytest.mark.parametrize("case", cases(SECURE))
+@pytest.mark.parametrize("case", SECURE)
 def test_secure_sums_whose_keys_have_an_actor_of_their_own(case: str) -> None:
     same_with_kills(*SECURE[case], A_HOST)
 
@@ -273,7 +265,7 @@ def test_a_round_that_was_opened_without_a_chunk_is_repeated_without_it_by_every
     assert model_sha256(algorithm, outcomes[-1].state) == model_sha256(algorithm, wanted.state)
 
 
-@pytest.mark.parametrize("case", cases(TIMED))
+@pytest.mark.parametrize("case", TIMED)
 def test_stragglers_availability_and_buffers(case: str) -> None:
     alone = same_with_kills(*TIMED[case], A_HOST_AND_A_DRIVER)
     assert sum(outcome.record.late for outcome in alone) > 0 or case in ("buffered", "partial")

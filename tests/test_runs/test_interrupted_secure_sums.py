@@ -14,6 +14,7 @@ import pytest
 from narrowcast.algorithms.secure.answered_rounds import AnsweredRounds
 from narrowcast.algorithms.secure.keys import make_key_files
 from narrowcast.algorithms.secure.schemes import Masked
+from sampling import sampled
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return sha256_in(output / "whole")
 
 
-@pytest.mark.parametrize("offline", [pytest.param(False, marks=pytest.mark.thorough), True])
+@pytest.mark.parametrize("offline", sampled([False, True], [True]))
 def test_a_kill_at_any_request_of_a_round_leaves_a_run_that_ends_as_it_would_have(
     offline: bool, whole: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.runs import session
 from narrowcast.runs.result import Result
+from sampling import sampled
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 SETTINGS = ["name=run", "rounds=6", "checkpoint_every=2", "data.clients=10", "clients_per_round=2", "model.hidden=[4]"]
@@ -93,8 +94,16 @@ def test_a_configuration_that_is_gone_is_written_again(
     assert [config.read_text()] == contents
 
 
+def cut_after_its_first_line(path: Path) -> None:
+    os.truncate(path, path.read_bytes().index(b"\n") + 1)
+
+
 @pytest.mark.parametrize(
-    ("number", "change"), [(3, lambda path: os.truncate(path, path.read_bytes().index(b"\n") + 1)), (6, Path.unlink)]
+    ("number", "change"),
+    sampled(
+        [(number, change) for number in (3, 6) for change in (Path.unlink, cut_after_its_first_line)],
+        [(3, cut_after_its_first_line), (6, Path.unlink)],
+    ),
 )
 def test_a_run_whose_clients_record_is_gone_ends_and_repeats_no_round_without_it(
     number: int, change: Callable[[Path], object], tmp_path: Path, whole_masked: str

@@ -71,7 +71,7 @@ class Gossip(ClientPass):
     which a client takes part, and again if that client's own message is lost, which acknowledges it. In its first round
     a client downloads the first model. `consensus_error` is the mean of ||x_i - mean||^2 over all clients.
 
-    A subclass says in `messages` what clients send, and in `mixed_models` how they mix it.
+    A subclass says in `message` what clients send, and in `mixed_models` how they mix it.
     """
 
     topology: Annotated[Topology, TOPOLOGIES] = Field(
