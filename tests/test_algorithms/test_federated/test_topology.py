@@ -59,6 +59,10 @@ def test_links_are_those_of_a_file(tmp_path: Path) -> None:
     given.check(3, 0)
     # a star of three: 1 / (1 + 2) on each link
     assert np.allclose(mixing(given, 3, 1, 0).weights.toarray(), [[1 / 3] * 3, [1 / 3, 2 / 3, 0], [1 / 3, 0, 2 / 3]])
+    path.write_text("client,neighbour\n2,0\n2,1\n1,0\n")  # as in a notebook between two runs
+    again = topology("intermittent", topology={"kind": "edge_list", "path": path}, outage=0.0)
+    for changed in (given, again):
+        assert np.allclose(mixing(changed, 3, 1, 0).weights.toarray(), 1 / 3)
 
 
 def test_matchings_differ_from_round_to_round() -> None:

@@ -39,6 +39,11 @@ class Topology(Section, ABC):
         return 1
 
     @property
+    def stamp(self) -> tuple[int, ...]:
+        """What the links depend on besides fields, round and seed: the times and sizes of files; none by default."""
+        return ()
+
+    @property
     def advice(self) -> str:
         """The change by which a topology that is not connected may become so."""
         return "add links, or use another topology"
@@ -138,11 +143,12 @@ class Mixing:
 
 def mixing(topology: Topology, n_clients: int, round_index: int, seed: int) -> Mixing:
     """Return the mixing of a round."""
-    return _mixing(topology, n_clients, round_index if topology.rounds_to_connect > 1 else 1, seed)
+    return _mixing(topology, n_clients, round_index if topology.rounds_to_connect > 1 else 1, seed, topology.stamp)
 
 
 @lru_cache(maxsize=4)
-def _mixing(topology: Topology, n_clients: int, round_index: int, seed: int) -> Mixing:
+def _mixing(topology: Topology, n_clients: int, round_index: int, seed: int, stamp: tuple[int, ...]) -> Mixing:
+    del stamp  # a file that changes between two runs of a process gives the second one its own links
     return Mixing(topology.weights(n_clients, round_index, seed))
 
 
@@ -302,6 +308,11 @@ class Intermittent(Topology):
     outage: float = Field(0.2, ge=0, lt=1, description="probability that a link is down in a round")
 
     @property
+    def stamp(self) -> tuple[int, ...]:
+        """That of the other topology."""
+        return self.topology.stamp
+
+    @property
     def rounds_to_connect(self) -> int:
         """Thirty rounds of the other topology: of links that are up half of the time, all are there almost surely."""
         return 30 * self.topology.rounds_to_connect
@@ -334,6 +345,14 @@ class EdgeList(Topology):
         if not self.path.is_file():
             raise ValueError(f"no file {self.path}; give the path of a CSV file with the columns {', '.join(_COLUMNS)}")
         return self
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """The time and the size of the file."""
+        if not self.path.is_file():
+            return ()
+        status = self.path.stat()
+        return status.st_mtime_ns, status.st_size
 
     def links(self, n_clients: int, round_index: int, seed: int) -> IntArray:
         """Return the links of a round, [E, 2]; raise `UserError` if the file has none that can be read."""
