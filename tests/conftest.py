@@ -40,6 +40,7 @@ os.environ.pop("RAY_AUTH_TOKEN", None)
 os.environ["XDG_CONFIG_HOME"] = str(_TOKEN.parent)  # settings of their own: no folder is trusted
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"] = "1"
+os.environ["NARROWCAST_FIGURES"] = "never"  # most of the time of a short run; tests that look at them draw them
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -52,6 +53,14 @@ def _no_process_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def drawn() -> Iterator[None]:
+    """Draw the figures of runs and solves, from the first test of a module that asks for them on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("NARROWCAST_FIGURES")
+        yield
+
+
+@pytest.fixture(scope="module")
 def shared_ray() -> Iterator[None]:
     """Make all runs of a module that are to start a cluster join the same one."""
     with ray_cluster() as address, pytest.MonkeyPatch.context() as patch:
@@ -60,7 +69,7 @@ def shared_ray() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run_and_solve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_and_solve(tmp_path_factory: pytest.TempPathFactory, drawn: None) -> Path:
     """Return an output folder with a finished run, `digits`, and a finished solve, `asd`."""
     import narrowcast as nc  # after the environment is set
 

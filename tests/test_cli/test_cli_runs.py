@@ -50,6 +50,7 @@ def result(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "result.json").read_text()))
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_prints_its_result_and_leaves_its_files(runs: Path) -> None:
     said = narrowcast("run", *TINY, "--output", runs, "name=whole", "evaluate_every=1")
     assert (said.status, said.err) == (0, "")
@@ -87,6 +88,19 @@ def test_a_run_prints_its_result_and_leaves_its_files(runs: Path) -> None:
     assert table["plots"] == str(folder / "plots")
     assert got["mlflow_run_id"] in table["MLflow"]
     assert lines[-1].strip() == f"open it with: narrowcast ui --output {runs}"
+
+
+def test_figures_are_left_out_if_asked(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NARROWCAST_FIGURES", "never")
+    said = narrowcast("run", *TINY, "--output", runs, "name=bare")
+    assert (said.status, said.err) == (0, "")
+    assert "plots" not in said.out
+    assert not [*(runs / "bare").rglob("*.png")]
+    assert (runs / "bare" / "partition" / "partition.parquet").is_file()
+    monkeypatch.setenv("NARROWCAST_FIGURES", "no")
+    said = narrowcast("run", *TINY, "--output", runs, "name=neither")
+    assert (said.status, len(said.err.splitlines())) == (2, 1)
+    assert "NARROWCAST_FIGURES = no: give always, or never" in said.err
 
 
 def test_two_runs_are_compared_in_a_table_and_a_plot(runs: Path) -> None:

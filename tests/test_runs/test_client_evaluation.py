@@ -34,7 +34,7 @@ def run(output: Path, name: str, settings: Mapping[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def output(tmp_path_factory: pytest.TempPathFactory, drawn: None) -> Path:
     output = tmp_path_factory.mktemp("runs")
     run(output, "asked", {**BOTH, "targets": {"test.accuracy.worst_10_percent": [0.01]}})
     run(output, "plain", {})

@@ -28,7 +28,7 @@ SMALL = {"problem.rows": 60, "problem.fraction": 0.5, "iterations": 40, "toleran
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def output(tmp_path_factory: pytest.TempPathFactory, drawn: None) -> Path:
     """A folder of runs with one finished solve, `poisson`."""
     folder = tmp_path_factory.mktemp("solves")
     nc.solve(POISSON, output=folder, progress=False)

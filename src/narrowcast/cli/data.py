@@ -63,7 +63,7 @@ def show_data(
     --trust.
     """
     from narrowcast.platform.data.soundness import load_checked
-    from narrowcast.platform.tracking.partition import write_overview, write_partition
+    from narrowcast.platform.tracking.partition import begin_figure, write_overview, write_partition
     from narrowcast.runs.data_section import data_source, described, each_partition
 
     with looking(Path(named).parent, trust=trust):
@@ -76,7 +76,10 @@ def show_data(
         partitions = list(each_partition(source, click.echo)) if every_partition else [("", loaded)]
     folder = output or Path(f"partition-{loaded.name}".replace("/", "-"))
     try:
-        figures = [write_partition(partitioned, folder / kind)[1] for kind, partitioned in partitions]
+        figures = [
+            write_partition(partitioned, folder / kind, begin_figure(partitioned))[1]
+            for kind, partitioned in partitions
+        ]
         if every_partition:
             figures.append(write_overview(partitions, folder))
     except OSError as error:

@@ -410,7 +410,8 @@ def _report(finished: Sequence[Path], store: str) -> None:
     if len(results) == 1:
         terminal.print(pairs_table(results[0].summary()))
         lines[0] += f"  run {results[0].file.mlflow_run_id}"
-        lines.insert(0, f"plots   {finished[0] / 'plots'}")
+        if (plots := finished[0] / "plots").is_dir():
+            lines.insert(0, f"plots   {plots}")
     else:
         experiments = [result for result in results if isinstance(result, Result)]
         solves = [result for result in results if isinstance(result, SolveResult)]

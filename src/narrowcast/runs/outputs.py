@@ -51,15 +51,16 @@ def write_outputs(
     journal: Journal,
     state: RunState,
     run_id: str,
-    partition: Callable[[], bytes],
+    partition: Callable[[], bytes] | None,
 ) -> dict[str, Any]:
     """Write everything that a finished run leaves and return the content of `result.json`, which comes last.
 
-    `partition` returns the figure of the partition as a PNG file.
+    `partition` returns the figure of the partition as a PNG file; None if no figures are asked for.
     """
     tables = journal.write_tables(task.profiles)
     labelled = labels(experiment, task)
-    plots = begin_plots(tables, f"{folder.name}: {labelled['algorithm']} on {labelled['data']}", labelled["shares"])
+    title = f"{folder.name}: {labelled['algorithm']} on {labelled['data']}"
+    plots = begin_plots(tables, title, labelled["shares"]) if partition is not None else _no_plots
     write_model(task.model.state(experiment.algorithm.final(state.server), task.data), folder / MODEL)
     entries = {
         **labelled,
@@ -153,10 +154,15 @@ def begin_plots(tables: Mapping[str, Path], title: str, shares: FractionMetrics)
     return begin(run_figures.figures_of_files, dict(tables), title, shares)
 
 
+def _no_plots() -> dict[str, bytes]:
+    return {}
+
+
 def write_plots(drawn: Callable[[], Mapping[str, bytes]], folder: Path) -> list[Path]:
     """Write the figures of a run as PNG files and return their paths."""
+    if not (figures := drawn()):
+        return []
     make_folders(folder)
-    figures = drawn()
     for name, content in figures.items():
         disk().write_with(folder / f"{name}.png", partial(Path.write_bytes, data=content))
     return [folder / f"{name}.png" for name in figures]
@@ -241,13 +247,13 @@ def git_commit() -> str | None:
 
 
 def write_solve_outputs(
-    folder: Path, solve: Solve, problem: Problem, journal: Journal, state: SolveState, run_id: str
+    folder: Path, solve: Solve, problem: Problem, journal: Journal, state: SolveState, run_id: str, *, figures: bool
 ) -> dict[str, Any]:
     """Write everything that a finished solve leaves and return the content of `result.json`, which comes last."""
     table, answer = folder / ITERATIONS, solve.solver.answer(state.arrays)
     disk().write_with(table, partial(pq.write_table, journal.rounds_table()))
     title = f"{folder.name}: {solve.solver.kind} on {problem.name}"
-    plots = begin(run_figures.solve_figures_of_file, table, title)
+    plots = begin(run_figures.solve_figures_of_file, table, title) if figures else _no_plots
     write_model(answer, folder / ANSWER)
     entries = {
         **solve_labels(solve, problem),

@@ -48,7 +48,7 @@ from narrowcast.platform.solving import Iteration, Problem, SolveState, begin, i
 from narrowcast.platform.storage.disk import write_atomically
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.platform.tracking.metrics import check_targets, fraction_metrics
-from narrowcast.platform.tracking.partition import begin_figure
+from narrowcast.platform.tracking.partition import begin_figure, figures_asked
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 from narrowcast.runs.folder import CONFIG, answered_file, has_run
 from narrowcast.runs.learning import check_learned, watch_rounds
@@ -110,8 +110,8 @@ class PreparedExperiment(PreparedRun):
         return watch_rounds(self.folder.name, self.experiment, self.run, journal)
 
     def begin_outputs(self) -> WriteOutputs:
-        """Begin to draw the partition; return the function that writes the outputs of the finished run."""
-        partition = begin_figure(self.task.data)
+        """Begin to draw the partition, if asked; return the function that writes the outputs of the finished run."""
+        partition = begin_figure(self.task.data) if figures_asked() else None
 
         def write(journal: Journal, state: RunState, run_id: str) -> dict[str, Any]:
             check_learned(self.run, self.experiment, journal, state)
@@ -264,9 +264,10 @@ class PreparedSolve(PreparedRun):
 
     def begin_outputs(self) -> WriteOutputs:
         """Return the function that writes the outputs of the finished solve."""
+        figures = figures_asked()
 
         def write(journal: Journal, state: SolveState, run_id: str) -> dict[str, Any]:
-            return write_solve_outputs(self.folder, self.solve, self.problem, journal, state, run_id)
+            return write_solve_outputs(self.folder, self.solve, self.problem, journal, state, run_id, figures=figures)
 
         return write
 

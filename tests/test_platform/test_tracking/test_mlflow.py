@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> TrackedRun:
+def finished(tmp_path_factory: pytest.TempPathFactory, drawn: None) -> TrackedRun:
     experiment = load("tracking.system_metrics=true")
     prepared = prepare(experiment, tmp_path_factory.mktemp("runs"))
     client = MlflowClient(prepared.store.uri)

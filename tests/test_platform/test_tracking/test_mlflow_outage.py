@@ -53,6 +53,7 @@ def at(actions: Mapping[int, Callable[[], None]]) -> OnRound:
     return progress
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_store_that_dies_costs_the_run_nothing(
     server: MlflowServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -180,6 +180,7 @@ def test_it_ends_with_a_process_that_is_killed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 def test_a_run_whose_second_process_is_killed_is_all_there(tmp_path: Path) -> None:
     words = ("run", "fedavg-digits", "name=run", "rounds=400", "backend=local", "--output", tmp_path)

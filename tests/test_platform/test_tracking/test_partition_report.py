@@ -12,6 +12,7 @@ from narrowcast.platform.data.scikit_learn import Digits
 from narrowcast.platform.tracking.partition import (
     FIGURE,
     TABLE,
+    begin_figure,
     partition_table,
     write_partition,
 )
@@ -52,7 +53,7 @@ def interactions(n_users: int) -> Interactions:
     ids=lambda value: f"{value.n_clients}x{getattr(value, 'n_classes', 0)}" if hasattr(value, "n_clients") else "",
 )
 def test_reports_are_small_and_drawn(data: Any, rows: int, tmp_path: Path) -> None:
-    write_partition(data, tmp_path / "new")
+    write_partition(data, tmp_path / "new", begin_figure(data))
     table = pq.read_table(tmp_path / "new" / TABLE)
     assert table.num_rows == rows
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [TABLE, FIGURE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from narrowcast.platform.data.dataset import Dataset
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.disk import disk, make_folders
 from narrowcast.platform.tracking.partition_counts import (
     class_counts,
@@ -23,7 +25,16 @@ from narrowcast.platform.tracking.second_process import begin, call, partition_f
 from narrowcast.platform.types import IntArray
 
 TABLE, FIGURE, OVERVIEW = "partition.parquet", "partition.png", "partitions.png"
+FIGURES = "NARROWCAST_FIGURES"
+"""The variable of the environment that says whether runs and solves draw their figures."""
 _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
+
+
+def figures_asked() -> bool:
+    """Return whether runs and solves draw figures; raise `UserError` unless `FIGURES` is absent, always or never."""
+    if (asked := os.environ.get(FIGURES) or "always") not in ("always", "never"):
+        raise UserError(f"{FIGURES} = {asked}: give always, or never for runs and solves without figures")
+    return asked == "always"
 
 
 def begin_figure(data: Dataset) -> Callable[[], bytes]:
@@ -31,14 +42,16 @@ def begin_figure(data: Dataset) -> Callable[[], bytes]:
     return begin(partition_figure.partition_png, partition_counts(data))
 
 
-def write_partition(data: Dataset, folder: Path, figure: Callable[[], bytes] | None = None) -> list[Path]:
+def write_partition(data: Dataset, folder: Path, figure: Callable[[], bytes] | None) -> list[Path]:
     """Write `partition.parquet` and `partition.png` into the folder, each below 200 kB, and return their paths.
 
-    `figure` is what `begin_figure` returned, if that was called.
+    `figure` is what `begin_figure` returned; without it there is no figure.
     """
     make_folders(folder)
     disk().write_with(folder / TABLE, partial(pq.write_table, partition_table(data), compression="zstd"))
-    disk().write_with(folder / FIGURE, partial(Path.write_bytes, data=(figure or begin_figure(data))()))
+    if figure is None:
+        return [folder / TABLE]
+    disk().write_with(folder / FIGURE, partial(Path.write_bytes, data=figure()))
     return [folder / TABLE, folder / FIGURE]
 
 
