@@ -13,13 +13,14 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
+from narrowcast.experiment import load_experiment
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.state import Run
+from narrowcast.platform.rounds.state import Run, start
 from narrowcast.platform.types import Arrays
 from per_client import make_task as make_factorisation
 from per_client import synthetic
@@ -27,6 +28,25 @@ from per_client import synthetic
 TOLERANCE = 1e-4
 """What rounding may make of three rounds: relative to a tensor's largest entry."""
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]
+
+TRIGGER = ("attack=trigger", "attack.target=0", "attack.share=0.2", "attack.size=2")
+METHODS = {
+    "fedprox": ("algorithm=fedprox", "algorithm.mu=0.1"),
+    "fednova": ("algorithm=fednova",),
+    "feddyn": ("algorithm=feddyn", "algorithm.alpha=0.1"),
+    "local": ("algorithm=local", "data.validation_share=0.2", "evaluate_clients=validation"),
+    "ditto": ("algorithm=ditto",),
+    "apfl": ("algorithm=apfl", "algorithm.alpha_rate=0.1"),
+    "pfedme": ("algorithm=pfedme",),
+    "per_fedavg": ("algorithm=per_fedavg",),
+    "partial": ("algorithm=partial", "algorithm.kept=head"),
+    "d_psgd": ("algorithm=d_psgd", "algorithm.topology=ring"),
+    "choco_sgd": ("algorithm=choco_sgd", "algorithm.topology=torus"),
+    "rfa": ("algorithm.aggregator=geometric_median",),
+    "fltrust": ("algorithm.aggregator=fltrust", "data.server.samples=50"),
+    "constrain-and-scale": (*TRIGGER, "attack.pull=0.1"),
+    "projected": (*TRIGGER, "attack.radius=0.5"),
+}
 
 
 def parameters(algorithm: Algorithm, task: Any) -> Arrays:
@@ -47,6 +67,21 @@ def test_networks_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm, model: Neural
 def test_factorisations_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm) -> None:
     on_cpu, on_cuda = (make_factorisation(synthetic([3, 9, 4, 14, 6]), device=device) for device in ("cpu", "cuda"))
     assert relative_error(parameters(algorithm, on_cuda), parameters(algorithm, on_cpu)) < TOLERANCE
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("changes", METHODS.values(), ids=METHODS)
+def test_methods_give_server_and_clients_the_same_on_a_gpu(changes: tuple[str, ...]) -> None:
+    def state(device: str) -> Arrays:
+        sizes = ("rounds=3", "data.clients=16", "clients_per_round=16")
+        experiment = load_experiment("fedavg-digits", [*sizes, *changes, f"training.device={device}"])
+        run = Run(experiment, experiment.algorithm, experiment.task(experiment.data_source.load()))
+        *_, last = LocalBackend().run(run, start(run))
+        assert last.state is not None
+        clients = {f"client/{name}": values for name, values in last.state.clients.items()}
+        return {**last.state.server, **clients}
+
+    assert relative_error(state("cpu"), state("cpu")) < TOLERANCE
 
 
 def test_a_gpu_batches_what_a_cpu_trains_one_by_one() -> None:
