@@ -22,7 +22,7 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "adaptive_atomo": {"-rank3": {"rank": 3}},
 }
 """Values, besides the defaults, with which algorithms are tried: fewer directions than there are to send."""
-WITHOUT_CODECS = {"fedma", "local"}
+WITHOUT_CODECS = {"fedma", "local", "dynamic_averaging"}
 """Algorithms whose clients send no changes, or nothing."""
 ON_CONVOLUTIONS = {"fedavg", "scolr"}
 """Algorithms that CI tries on convolutions, the dearest models: a sum of changes, and factors of them."""

@@ -23,6 +23,7 @@ PUBLIC = {
     # what a run is simulated with, and the data
     ("algorithms/client/sums.py", "f'privacy {name}'"),
     ("algorithms/federated/aggregator.py", "'buckets'"),
+    ("algorithms/federated/dynamic_averaging.py", "'augmentation'"),
     ("algorithms/federated/topology.py", "'topology'"),
     ("algorithms/federated/topology.py", "'matching'"),
     ("algorithms/federated/topology.py", "'link outages'"),
@@ -138,6 +139,7 @@ INITIAL_STATE = {
     f"algorithms/federated/{name}.py"
     for name in (
         "adaptive_atomo",
+        "dynamic_averaging",
         "fedavg",
         "fedmavg",
         "fedmf",

@@ -225,8 +225,11 @@ def the_model_changes_and_the_bits_add_up(case: AlgorithmCase) -> None:
     require(state.uplink_bits == sum(int(ledger.uplink_bits.sum()) for ledger in ledgers), "uplink bits do not add up")
     for ledger in ledgers:
         require((ledger.uplink_bits[ledger.delivered] > 0).all(), "an upload of no bits was delivered")
-        require(case.algorithm.traits.peers or (ledger.downlink_bits > 0).all(), "a client was sent nothing")
-        require((ledger.uplink_bits % 8 == 0).all(), "uploads are not whole bytes")
+        sent_nothing = case.algorithm.traits.peers or case.algorithm.traits.stays_silent
+        require(sent_nothing or (ledger.downlink_bits > 0).all(), "a client was sent nothing")
+        silence = 1 if case.algorithm.traits.stays_silent else 0
+        whole = (ledger.uplink_bits % 8 == 0) | (ledger.uplink_bits % 8 == silence)
+        require(whole.all(), "uploads are not whole bytes")
         require((ledger.downlink_bits % 8 == 0).all(), "downloads are not whole bytes")
 
 

@@ -315,6 +315,7 @@ class Traits:
     - `asks_rows`: clients ask the server for the rows that they touch.
     - `sends`: clients and server exchange messages; False: no bits in either direction, and no client is ever lost.
     - `peers`: clients send to one another, without a server: who hears nobody downloads nothing.
+    - `stays_silent`: a client may send one bit in place of its message, and keep its model; it is sent nothing then.
     """
 
     global_model: bool = True
@@ -329,6 +330,7 @@ class Traits:
     asks_rows: bool = False
     sends: bool = True
     peers: bool = False
+    stays_silent: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -441,6 +443,14 @@ class Algorithm(ABC):
         """
         del before, after, total, task
         return {}
+
+    def requested_bits(self, server: Arrays) -> IntArray | None:
+        """Return the bits that each client sent besides because the step to this state asked for them, [U].
+
+        They are sent after all uploads of the round, and lengthen it. None, the default: a step asks for nothing.
+        """
+        del server
+        return None
 
     @abstractmethod
     def final(self, server: Arrays) -> Arrays:

@@ -209,10 +209,7 @@ class Gossip(ClientPass):
     def step_metrics(self, before: Arrays, after: Arrays, total: Arrays, task: Task) -> Mapping[str, float]:
         """Return the mean squared distance of the clients' models to their mean."""
         del before, total, task
-        distances = 0.0
-        for values in MODELS.of(after).values():
-            distances += float(np.square(values - values.mean(axis=0, dtype=np.float64)).sum() / len(values))
-        return {"consensus_error": distances}
+        return {"consensus_error": consensus_error(MODELS.of(after))}
 
     def final(self, server: Arrays) -> Arrays:
         """Return the mean of the models."""
@@ -220,6 +217,14 @@ class Gossip(ClientPass):
             name: values.mean(axis=0, dtype=np.float64).astype(values.dtype)
             for name, values in MODELS.of(server).items()
         }
+
+
+def consensus_error(models: Arrays) -> float:
+    """Return the mean squared distance of models [U, ...] to their mean."""
+    return sum(
+        float(np.square(values - values.mean(axis=0, dtype=np.float64)).sum() / len(values))
+        for values in models.values()
+    )
 
 
 def _bits_of_model(broadcast: Arrays) -> int:

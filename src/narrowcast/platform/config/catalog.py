@@ -43,6 +43,7 @@ ALGORITHMS = Registry(
         "adaptive_atomo": "algorithms.federated.adaptive_atomo:AdaptiveAtomo",
         "d_psgd": "algorithms.federated.d_psgd:DPSGD",
         "choco_sgd": "algorithms.federated.choco_sgd:ChocoSGD",
+        "dynamic_averaging": "algorithms.federated.dynamic_averaging:DynamicAveraging",
     },
 )
 TRAININGS = Registry(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +56,12 @@ def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResul
     stepped = step_server(live, opened.broadcast.arrays, [result.partial for result in results if not result.dropped])
     ledger = account(opened, results)
     _, until = late_clients(opened, ledger.seconds, ledger.uplink_bits)
-    seconds = clock.round_seconds(np.minimum(ledger.seconds, until))
+    waited = np.minimum(ledger.seconds, until)
+    if stepped.requested_bits is not None:
+        requested = stepped.requested_bits[opened.cohort]
+        ledger = with_requests(opened, ledger, requested, float(waited.max(initial=0.0)))
+        waited = np.where(requested > 0, ledger.seconds, waited)
+    seconds = clock.round_seconds(waited)
     if not results:
         seconds += clock.idle_seconds
     overhead = allocation_bits(live, opened)
@@ -63,11 +69,18 @@ def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResul
     return commit(live, stepped, opened.broadcast, results, ledger, now, seconds, overhead)
 
 
+def with_requests(opened: OpenRound, ledger: RoundLedger, bits: IntArray, asked_at: float) -> RoundLedger:
+    """Return the account of a round in whose step the server asked clients for so many bits, [C], at that second."""
+    sent_at = asked_at + bits / opened.link_allocation.uplink_bits_per_second
+    return replace(ledger, uplink_bits=ledger.uplink_bits + bits, seconds=np.where(bits > 0, sent_at, ledger.seconds))
+
+
 class Stepped(NamedTuple):
-    """A server state after a step, and the algorithm's metrics of that step."""
+    """A server state after a step, the algorithm's metrics of that step, and the bits that it asked for, [U]."""
 
     server: Arrays
     metrics: Mapping[str, float]
+    requested_bits: IntArray | None = None
 
 
 def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) -> Stepped:
@@ -87,7 +100,8 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
             f"(now {task.training.traits.rate_text}) and run again"
         )
-    return Stepped(server, algorithm.step_metrics(live.server, server, total, task))
+    metrics = algorithm.step_metrics(live.server, server, total, task)
+    return Stepped(server, metrics, algorithm.requested_bits(server))
 
 
 def commit(

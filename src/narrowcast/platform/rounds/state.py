@@ -250,7 +250,7 @@ class Run:
         asked = f"new_clients = {self.plan.new_clients:g}"
         if not self.plan.evaluate_clients:
             raise UserError(f"{asked}: new clients are measured alone; set evaluate_clients = test, or leave it out")
-        if self.traits.peers:
+        if self.traits.peers or self.traits.stays_silent:
             raise UserError(
                 f"{asked}: with algorithm.kind = {self.algorithm.kind} a client that never takes part has no model but "
                 "the first; leave it out"
