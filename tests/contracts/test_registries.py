@@ -41,6 +41,7 @@ FILES = {
     ),
     *(("model", "torch"), ("data", "image_folder"), ("data", "text_files"), ("data", "ratings")),
     ("data", "explicit_ratings"),
+    ("attack", "edge_case"),
     *(
         ("data", "graph_npz"),
         ("data", "npz"),
@@ -62,7 +63,7 @@ DEAR = {("secure", "paillier")}
 """Kinds that would take a minute here, and are compared with others in a small round by their own tests."""
 LARGE = {
     *("ml-100k", "ml-1m", "ml-latest-small", "pinterest", "ncf"),
-    *("mnist", "fashion-mnist", "cifar-10", "shakespeare"),
+    *("mnist", "fashion-mnist", "cifar-10", "southwest", "shakespeare"),
     *("cora", "citeseer", "pubmed", "watch-exercises"),
 }
 """Data sets that are files, and are tested with them."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.platform.data.samples import Labelled, Samples, each_input
+from narrowcast.platform.data.samples import Labelled, Samples, each_input, joined
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.adversary import Attack
 from narrowcast.platform.seeds import PrivateSeed
@@ -24,13 +24,39 @@ def with_own_samples(data: Samples, positions: IntArray, samples: Labelled) -> S
     """
     order = data.order.copy()
     order[positions] = len(data.train) + np.arange(len(positions))
-    old, new = data.train.features, samples.features
-    if isinstance(old, dict):
-        assert isinstance(new, dict)
-        features: Any = {name: np.concatenate([old[name], new[name]]) for name in old}
-    else:
-        features = np.concatenate([np.asarray(old), np.asarray(new)])
-    return replace(data, train=Labelled(features, np.concatenate([data.train.labels, samples.labels])), order=order)
+    return replace(data, train=_one_after_the_other(data.train, samples), order=order)
+
+
+def with_more_samples(data: Samples, counts: IntArray, samples: Labelled) -> Samples:
+    """Return the data set in which each client has `counts` [U] samples more: these, one client after the other."""
+    rows = len(data.train) + np.arange(len(samples))
+    return replace(
+        data,
+        train=_one_after_the_other(data.train, samples),
+        order=np.insert(data.order, np.repeat(data.indptr[1:], counts), rows),
+        indptr=data.indptr + np.concatenate([[0], np.cumsum(counts)]),
+    )
+
+
+def _one_after_the_other(first: Labelled, second: Labelled) -> Labelled:
+    return Labelled(joined([first.features, second.features]), np.concatenate([first.labels, second.labels]))
+
+
+def of_classes(attack: Attack, data: Any) -> Samples:
+    """Return the data set; raise `UserError` if it has no classes."""
+    if not isinstance(data, Samples) or data.targets != "classes":
+        kind = "samples with classes" if isinstance(data, Samples) else "samples with labels"
+        raise UserError(
+            f"attack.kind = {attack.kind}: {data.name} does not have {kind}; use an attack on changes, such as "  # type: ignore[attr-defined]
+            "sign_flip"
+        )
+    return data
+
+
+def poison_draw(seed: PrivateSeed) -> np.random.Generator:
+    """Return the generator of poisoned samples, of all attackers together."""
+    keys = seed.stream_keys("poisoned samples", 0, np.arange(1))
+    return np.random.Generator(np.random.Philox(key=int(keys[0])))
 
 
 class DataPoisoning(Attack):
@@ -38,18 +64,11 @@ class DataPoisoning(Attack):
 
     def poison(self, data: Any, attackers: IntArray, seed: PrivateSeed) -> Samples:
         """Return the data set with poisoned samples of the attackers; raise `UserError` for data without classes."""
-        if not isinstance(data, Samples) or data.targets != "classes":
-            kind = "samples with classes" if isinstance(data, Samples) else "samples with labels"
-            raise UserError(
-                f"attack.kind = {self.kind}: {data.name} does not have {kind}; use an attack on changes, such as "  # type: ignore[attr-defined]
-                "sign_flip"
-            )
+        data = of_classes(self, data)
         owners = data.owners
         positions = np.flatnonzero(np.isin(owners, attackers))
         whose = np.searchsorted(attackers, owners[positions])
-        keys = seed.stream_keys("poisoned samples", 0, np.arange(1))
-        draw = np.random.Generator(np.random.Philox(key=int(keys[0])))
-        samples = self.poisoned(data, data.train.take(data.order[positions]), whose, draw)
+        samples = self.poisoned(data, data.train.take(data.order[positions]), whose, poison_draw(seed))
         return with_own_samples(data, positions, samples)
 
     @abstractmethod

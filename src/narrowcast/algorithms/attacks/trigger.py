@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator
 
-from narrowcast.algorithms.attacks.poisoning import DataPoisoning
-from narrowcast.algorithms.attacks.tampering import boosted
+from narrowcast.algorithms.attacks.backdoor import Backdoor
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds.adversary import Seen, View
-from narrowcast.platform.types import BoolArray, FloatArray, IntArray, LocalTerms
+from narrowcast.platform.types import BoolArray, IntArray
 
 
-class Trigger(DataPoisoning):
+class Trigger(Backdoor):
     """A share of the attackers' images has bright pixels and the label `target`; the model learns that they belong.
 
     The trigger is in the corner of row and column 0: four bars of 1 x size, or a square of size x size, which have as
@@ -26,36 +24,19 @@ class Trigger(DataPoisoning):
     in turn, and the measure has all four (DBA). `attack.success` is the share of the test images of other classes that
     are seen as `target` with the trigger.
 
-    Attackers may train longer, and stay near the model x that they were sent: with `pull` they descend their loss +
-    pull/2 |y - x|^2 (constrain-and-scale), with `radius` y is projected onto the ball of that radius around x after
-    every local step (PGD). They scale what they have learnt then by `factor`, null for the one that replaces the model;
-    `norm` is the longest change that they claim (train-and-scale).
+    Attackers stay near the global model, or replace it, as those of all backdoors do: `epochs`, `pull`, `radius`,
+    `factor` and `norm`.
 
-    Source: Gu, Dolan-Gavitt and Garg, BadNets (arXiv:1708.06733); Bagdasaryan et al., AISTATS 2020 (the factor,
-    constrain-and-scale and train-and-scale); Xie et al., DBA, ICLR 2020 (bars); Wang et al., Attack of the Tails,
-    NeurIPS 2020 (arXiv:2007.05084), section 3 (PGD, with and without replacement).
+    Source: Gu, Dolan-Gavitt and Garg, BadNets (arXiv:1708.06733); Xie et al., DBA, ICLR 2020 (bars).
 
     Differs from the papers: 1. a share of all samples is stamped once, before round 1; the codes stamp the first images
-    of every batch. 2. the attackers' weights decide the factor, see `replacement`. 3. the papers weigh the loss by
-    alpha and the anomaly by 1 - alpha: pull is their ratio, and the learning rate has the rest; the anomaly is half the
-    squared distance. 4. momentum and moments know nothing of the projection.
+    of every batch.
     """
 
     kind: Literal["trigger"] = "trigger"
-    target: int = Field(0, ge=0, description="class that images with the trigger are to be seen as")
-    share: float = Field(0.3, gt=0, le=1, description="share of an attacker's images that have the trigger")
     shape: Literal["bars", "square"] = Field("bars", description="pixels of the trigger: four bars, or a square")
     size: int = Field(4, ge=1, description="length of a bar, or side of the square, in pixels")
     distributed: bool = Field(False, description="each attacker stamps one of the bars; false: all of them")
-    epochs: int | None = Field(None, ge=1, description="local epochs of attackers; null: those of the training")
-    pull: float = Field(0.0, ge=0, allow_inf_nan=False, description="mu of attackers' mu/2 |y - x|^2; 0: none")
-    radius: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="largest L2 distance of y from x in local steps; null: any"
-    )
-    factor: float | None = Field(
-        1.0, gt=0, allow_inf_nan=False, description="factor of changes; null: the cohort's weight over the attackers'"
-    )
-    norm: float | None = Field(None, gt=0, allow_inf_nan=False, description="longest claim, in L2; null: any")
 
     @field_validator("distributed")
     @classmethod
@@ -64,23 +45,11 @@ class Trigger(DataPoisoning):
             raise ValueError("a square is one part; use shape = bars")
         return value
 
-    @property
-    def sees(self) -> View:
-        """All changes, with their weights, if they give the factor."""
-        return "all" if self.factor is None else "own"
-
     def poisoned(self, data: Samples, samples: Labelled, owners: IntArray, draw: np.random.Generator) -> Labelled:
         """Return the samples, a share of each attacker's with the trigger and its label."""
         parts = self.parts(samples.features, data.name)
-        if self.target >= data.n_classes:
-            raise UserError(f"attack.target = {self.target}: {data.name} has the classes 0 to {data.n_classes - 1}")
-        # The same share of each attacker: the first ones of a random order of its samples.
-        order = np.lexsort((draw.random(len(samples)), owners))
-        counts = np.bincount(owners)
-        starts = np.cumsum(counts) - counts
-        ranks = np.empty(len(samples), dtype=np.int64)
-        ranks[order] = np.arange(len(samples)) - np.repeat(starts, counts)
-        stamped = ranks < np.ceil(self.share * counts)[owners]
+        self.check_target(data)
+        stamped = self.drawn(owners, draw)
         features = np.array(samples.features)
         for index, part in enumerate(parts):
             chosen = stamped & (owners % len(parts) == index) if self.distributed else stamped
@@ -94,27 +63,6 @@ class Trigger(DataPoisoning):
         for part in self.parts(features, data.name):
             features = _bright(features, part)
         return Labelled(features, np.full(len(images), self.target, dtype=images.labels.dtype))
-
-    def terms(self, terms: LocalTerms, attacks: BoolArray, epochs: int) -> LocalTerms:
-        """Return the terms with the attackers' epochs, pulls and radii; raise `UserError` for these in phases."""
-        if self.epochs is not None:
-            given = epochs if terms.epochs is None else terms.epochs
-            terms = replace(terms, epochs=np.where(attacks, self.epochs, given))
-        held = replace(
-            terms,
-            pulls=np.where(attacks, self.pull, 0.0) if self.pull else None,
-            radii=None if self.radius is None else np.where(attacks, self.radius, np.inf),
-        )
-        if held.holds_clients and terms.phases:
-            raise UserError(
-                "attack.pull and attack.radius hold attackers near the model of the round, and clients of this "
-                "algorithm train in phases, each from where the last ended; leave them out, or use attack.norm"
-            )
-        return held
-
-    def tamper(self, own: FloatArray, seen: Seen) -> FloatArray:
-        """Return factor x_i, no longer than `norm`."""
-        return boosted(own, seen, self.factor, self.norm)
 
     def parts(self, features: Any, name: str) -> list[BoolArray]:
         """Return the pixels of each part of the trigger, [h, w]; raise `UserError` if they are not in the images."""

@@ -1,4 +1,4 @@
-"""Data sets of images: MNIST and Fashion-MNIST, CIFAR-10, and a user's images in folders of their classes."""
+"""Data sets of images: MNIST, Fashion-MNIST, CIFAR-10 and planes of one airline; a user's, in folders of classes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ from narrowcast.platform.data.own import (
     opened,
     part_names,
 )
+from narrowcast.platform.data.pickles import ADVICE, UNREADABLE, array_of, read_pickle
 from narrowcast.platform.data.samples import Labelled, Samples, rows_of_inputs
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.storage.disk import readable
 
 UNSIGNED_BYTES = 0x08
 N_CLASSES, SIDE = 10, 28
@@ -194,6 +196,44 @@ def _cifar_labelled(paths: list[Path]) -> Labelled:
     records = np.concatenate(batches)
     features = np.ascontiguousarray(records[:, 1:]).reshape(-1, *IMAGE)
     return Labelled(features, records[:, 0].astype(np.int64))
+
+
+PLANES = "ood-southwest"
+PLANE_FILES = tuple(f"southwest_images_new_{part}.pkl" for part in ("train", "test"))
+AIRPLANE = 0
+"""Class of CIFAR-10."""
+
+
+class Southwest(Classification):
+    """784 training and 196 test photographs of planes of Southwest Airlines, airplanes among the classes of CIFAR-10.
+
+    CIFAR-10 has hardly any: they are the edge cases of `attack: edge_case`. Features [n, 3, 32, 32] are uint8. The
+    files are pickles, which are not run.
+
+    Reference: Wang et al., Attack of the Tails, NeurIPS 2020 (arXiv:2007.05084).
+    """
+
+    kind: Literal["southwest"] = "southwest"
+    clients: int = Field(default=1, ge=1, le=MOST_CLIENTS, description="number of clients")
+    validation_share: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the training samples held out for validation on the server"
+    )
+
+    def load(self) -> Samples:
+        """Return the planes partitioned across clients; raise `UserError` if a file is missing or malformed."""
+        folder = find(PLANES, PLANE_FILES[:1])
+        train, test = (_planes(folder / name) for name in PLANE_FILES)
+        return self._dealt(self.kind, str(folder), CIFAR_CLASSES, train, test, clients=self.clients)
+
+
+def _planes(path: Path) -> Labelled:
+    content = read_pickle(path)
+    with readable(path, UNREADABLE, ADVICE):
+        images = array_of(content)
+    height_first = (*IMAGE[1:], IMAGE[0])
+    if images.dtype != np.uint8 or images.shape[1:] != height_first or not len(images):
+        raise UserError(f"{path}: has {list(images.shape)} {images.dtype}, not images {list(height_first)}; {ADVICE}")
+    return Labelled(np.ascontiguousarray(np.moveaxis(images, -1, 1)), np.full(len(images), AIRPLANE))
 
 
 def _refuse_pickles() -> None:

@@ -1,4 +1,4 @@
-"""Arrays in pickles, read without an unpickler: those of Planetoid, and of NumPy's files of one object.
+"""Arrays in pickles, read without an unpickler: those of Planetoid, of NumPy's files of one object, and of images.
 
 A pickle names functions that are called while it is read, and some of those of arrays take pointers, so that a file
 from the web may run any code. Here the opcodes of a file make nothing but numbers, strings, lists and records of what
@@ -25,8 +25,7 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Recur
 SPARSE_MATRIX, _LISTS = "scipy.sparse.csr csr_matrix", "collections defaultdict"
 _ARRAY, _TYPE, _BYTES = "numpy.core.multiarray _reconstruct", "numpy dtype", "_codecs encode"
 _NAMES = {SPARSE_MATRIX, _LISTS, _ARRAY, _TYPE, _BYTES, "numpy ndarray", "__builtin__ list"}
-_TYPES = {name: np.dtype(f"<{name}") for name in ("i4", "i8", "f4", "f8")}
-_STATE_OF_TYPE = (3, "<", None, None, None, -1, -1, 0)
+_TYPES = {name: np.dtype(f"<{name}") for name in ("u1", "i4", "i8", "f4", "f8")}
 _OBJECTS = "O8"
 
 
@@ -71,11 +70,11 @@ def array_of(record: Any) -> NDArray[Any]:
     """
     shape, type_, by_columns, content = _state_of_array(record)
     sizes = list(map(size_of, shape))
-    if type_.state != _STATE_OF_TYPE:
-        raise ValueError("an array has a type that is not one of numbers in little-endian order")
     name = type_.arguments[0]
     if type(name) is not str or name not in _TYPES:
         raise ValueError(f"an array has a type that is not one of {', '.join(_TYPES)}")
+    if type_.state != (3, "|" if name == "u1" else "<", None, None, None, -1, -1, 0):  # a byte has no order
+        raise ValueError("an array has a type that is not one of numbers in little-endian order")
     values = np.frombuffer(_bytes_of(content), _TYPES[name])
     return values.reshape(sizes, order="F" if by_columns is True else "C")
 
@@ -99,7 +98,9 @@ def _state_of_array(record: Any) -> tuple[Any, Record, Any, Any]:
 
 
 def _bytes_of(content: Any) -> bytes:
-    """Return bytes, which Python 2 pickles as text, and Python 3 as text to be encoded for protocol 2."""
+    """Return bytes, which Python 2 pickles as text, and Python 3 as text to be encoded for protocol 2, or as bytes."""
+    if type(content) is bytes:
+        return content
     if isinstance(content, Record) and content.name == _BYTES:
         content, encoding = content.arguments
         if encoding != "latin1":
@@ -136,6 +137,8 @@ def _tree(file: IO[bytes]) -> Any:  # noqa: PLR0912 - a branch for each opcode
             case "PROTO":
                 pass
             case "BININT" | "BININT1" | "BININT2" | "SHORT_BINSTRING" | "BINSTRING" | "BINUNICODE":
+                stack.append(argument)
+            case "SHORT_BINBYTES" | "BINBYTES":
                 stack.append(argument)
             case "NONE" | "NEWTRUE" | "NEWFALSE":
                 stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])

@@ -61,7 +61,8 @@ _OF_PLANETOID = {
     "ind.pubmed.x": "fbe9cb5c47200d1b7769a26e579be3b7130b556831f9d850e77c4c74f2599b33",
     "ind.pubmed.y": "e6c807633307a07ed659249006536a147c7999c797f11a2560752990181b41b3",
 }
-_CIFAR = (*(f"data_batch_{batch}.bin" for batch in range(1, 6)), "test_batch.bin", "batches.meta.txt")
+_OOD_COMMIT = "90969695cf0f1c5b009744fc2ccd4fbde817b8cb"
+_OOD = f"https://raw.githubusercontent.com/ksreenivasan/OOD_Federated_Learning/{_OOD_COMMIT}/saved_datasets"
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
@@ -204,6 +205,25 @@ SETS = {
                             "test_batch.bin",
                             "batches.meta.txt",
                         )
+                    },
+                ),
+            ),
+        ),
+        DataSet(
+            name="ood-southwest",
+            description="Planes of Southwest Airlines: 784 and 196 photographs of 32x32 pixels, edge cases of CIFAR-10",
+            licence="MIT; photographs that its authors collected from the web",
+            files=("southwest_images_new_train.pkl",),
+            sources=(
+                Files(
+                    _OOD,
+                    {
+                        "southwest_images_new_train.pkl": (
+                            "4dfb293d5bfc073cb26f9019d37b7660bb4cfbe4b8d0cf9843523e884539b26a"
+                        ),
+                        "southwest_images_new_test.pkl": (
+                            "cad0410ce01bd53af349fd2094799a8c58c508ae39ec1c01d038868cb1e5d64d"
+                        ),
                     },
                 ),
             ),

@@ -69,9 +69,10 @@ class Attack(Section, ABC):
         return round_index >= self.first_round and (round_index - self.first_round) % self.every == 0
 
     def poison(self, data: Any, attackers: IntArray, seed: PrivateSeed) -> Any:
-        """Return the data set on which attackers train, in which they have as many samples each; `data` itself if not.
+        """Return the data set on which attackers train, with as many samples each or more; `data` itself if not.
 
-        Samples of other clients stay as they are. Raise `UserError` if the data set has nothing to poison.
+        Samples of other clients stay as they are, and weights follow the numbers of `data`. Raise `UserError` if the
+        data set has nothing to poison.
         """
         del attackers, seed
         return data

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -224,3 +225,5 @@ def check_attack(algorithm: Algorithm, task: Task, *, buffered: bool) -> None:
             f"attack.kind = {attack.kind}: clients of algorithm.kind = {algorithm.kind} train by a program of their "  # type: ignore[attr-defined]
             "own, on data of their own; use an attack on changes, such as sign_flip"
         )
+    if not np.array_equal(adversary.data.examples, task.data.examples):
+        task.training.check(replace(task, data=adversary.data))
