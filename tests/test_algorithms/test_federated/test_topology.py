@@ -92,7 +92,7 @@ def test_links_that_are_down_are_drawn_anew_in_each_round() -> None:
         ("intermittent", {"outage": 0.99}, None, "lower algorithm.topology.outage, or add links, or use another"),
         ("torus", {"rows": 3}, None, "algorithm.topology.rows = 3 does not divide 16 clients"),
         ("edge_list", {}, "client,neighbour\n0,1\n", "has 15 parts .*; add links, or use another topology"),
-        ("edge_list", {}, "client,other\n0,1\n", "has no column neighbour; add it"),
+        ("edge_list", {}, "client,other\n0,1\n", "has no column neighbour; needed: client, neighbour"),
         ("edge_list", {}, "client,neighbour\n0,1\n0,x\n", "line 3: .*; give the numbers of two clients"),
         ("edge_list", {}, "client,neighbour\n4,4\n", "line 2: got 4 and 4; give two clients, which count from 0"),
     ],

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from narrowcast.algorithms.channel.links import Links, block_of, check_cohort, no_losses, normals
 from narrowcast.algorithms.channel.regions import Independent
+from narrowcast.platform.config.csv_file import Columns, CSVFile
 from narrowcast.platform.config.fields import ROUNDS
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
@@ -22,7 +22,7 @@ _RATES = ("uplink_mbit_per_second", "downlink_mbit_per_second")
 _MEGABIT = 1e6
 
 
-class Trace(Section):
+class Trace(CSVFile):
     """Rates from a CSV file: columns client, uplink_mbit_per_second, downlink_mbit_per_second, and round or time.
 
     `round` counts 1, 2, ... for each client without gaps. `time` is in seconds from 0; a row is valid until the
@@ -34,22 +34,16 @@ class Trace(Section):
     path: Path = Field(description="CSV file of rates")
     round_seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="duration of a round on the file's clock")
 
-    @model_validator(mode="after")
-    def _file_is_there(self) -> Self:
-        if not self.path.is_file():
-            raise ValueError(f"no file {self.path}; give a CSV file with the columns round or time, client, {_RATES}")
-        return self
+    columns: ClassVar[Columns] = {"client": int, **dict.fromkeys(_RATES, float)}
+    clocks: ClassVar[Columns] = {"round": int, "time": float}
+    number_advice: ClassVar[str] = "every column must hold a number, a trace has no gaps"
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
         """Return the rates of this round; raise `UserError` for an empty cohort, a bad file, or a missing client."""
         del seed
         if not len(profiles):
             raise UserError("the cohort is empty; a channel needs at least one client")
-        try:
-            stamp = self.path.stat()
-            clients = _read(self.path, stamp.st_mtime_ns, stamp.st_size)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{self.path}: cannot be read as a CSV file: {error}") from error
+        clients = _read(self.path, self.stamp)
         rows = np.stack([self._row(clients, int(client), round_index) for client in profiles.client])
         uplink, downlink = _MEGABIT * rows[:, 0], _MEGABIT * rows[:, 1]
         return Links(uplink, downlink, no_losses(profiles), Independent(uplink))
@@ -72,28 +66,19 @@ class _Client:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, modified: int, size: int) -> dict[int, _Client]:
-    """Return all clients of a file; `modified` and `size` are the cache key of its content."""
-    del modified, size
+def _read(path: Path, stamp: tuple[int, ...]) -> dict[int, _Client]:
+    """Return all clients of a file; `stamp` is the cache key of its content."""
+    del stamp
     clients: dict[int, _Client] = {}
-    with path.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        names = set(reader.fieldnames or ())
-        clock = [name for name in ("round", "time") if name in names]
-        if len(clock) != 1 or (missing := {"client", *_RATES} - names):
-            absent = ", ".join(sorted(missing)) if len(clock) == 1 else "round, or no column time, or both of them"
-            raise UserError(f"{path} has no column {absent}; needed: round or time, client, {', '.join(_RATES)}")
-        for row in reader:
-            _add(clients, row, clock[0], f"{path}, line {reader.line_num}")
+    for where, row in Trace.rows(path):
+        _add(clients, row, where)
     return clients
 
 
-def _add(clients: dict[int, _Client], row: dict[str, str], clock: str, where: str) -> None:
-    try:
-        client, when = int(row["client"]), float(row[clock]) if clock == "time" else int(row[clock])
-        rates = [float(row[name]) for name in _RATES]
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}; every column must hold a number, a trace has no gaps") from error
+def _add(clients: dict[int, _Client], row: dict[str, Any], where: str) -> None:
+    client, rates = row["client"], [row[name] for name in _RATES]
+    clock = "time" if "time" in row else "round"
+    when = row[clock]
     if client < 0 or not all(np.isfinite(rate) and rate > 0 for rate in rates):
         raise UserError(f"{where}: client {client} with rates {rates}; clients count from 0 and rates are above 0")
     known = clients.setdefault(client, _Client(timed=clock == "time"))

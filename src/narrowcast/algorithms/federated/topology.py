@@ -5,18 +5,18 @@ Letters: U clients, E links, d_i the neighbours of client i, W [U, U] the weight
 
 from __future__ import annotations
 
-import csv
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from narrowcast.platform.config.catalog import TOPOLOGIES
+from narrowcast.platform.config.csv_file import Columns, CSVFile
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -328,10 +328,7 @@ class Intermittent(Topology):
         return links[generator(seed, "link outages", round_index).random(len(links)) >= self.outage]
 
 
-_COLUMNS = ("client", "neighbour")
-
-
-class EdgeList(Topology):
+class EdgeList(CSVFile, Topology):
     """The links of a CSV file with the columns client and neighbour, one line for each link, in either order.
 
     Clients count from 0. The file may have links of more clients than the data set.
@@ -340,39 +337,17 @@ class EdgeList(Topology):
     kind: Literal["edge_list"] = "edge_list"
     path: Path = Field(description="CSV file with one line per link")
 
-    @model_validator(mode="after")
-    def _file_is_there(self) -> EdgeList:
-        if not self.path.is_file():
-            raise ValueError(f"no file {self.path}; give the path of a CSV file with the columns {', '.join(_COLUMNS)}")
-        return self
-
-    @property
-    def stamp(self) -> tuple[int, ...]:
-        """The time and the size of the file."""
-        if not self.path.is_file():
-            return ()
-        status = self.path.stat()
-        return status.st_mtime_ns, status.st_size
+    columns: ClassVar[Columns] = {"client": int, "neighbour": int}
+    number_advice: ClassVar[str] = "give the numbers of two clients"
 
     def links(self, n_clients: int, round_index: int, seed: int) -> IntArray:
         """Return the links of a round, [E, 2]; raise `UserError` if the file has none that can be read."""
         del round_index, seed
-        try:
-            with self.path.open(newline="", encoding="utf-8") as lines:
-                reader = csv.DictReader(lines)
-                if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
-                    raise UserError(f"{self.path} has no column {', '.join(sorted(missing))}; add it")
-                pairs = np.array([self._read(row, reader.line_num) for row in reader], dtype=np.int64).reshape(-1, 2)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{self.path}: cannot be read as a CSV file: {error}") from error
+        links = []
+        for where, row in self.rows(self.path):
+            first, second = row.values()
+            if min(first, second) < 0 or first == second:
+                raise UserError(f"{where}: got {first} and {second}; give two clients, which count from 0")
+            links.append((first, second))
+        pairs = np.array(links, dtype=np.int64).reshape(-1, 2)
         return distinct_links(pairs[(pairs < n_clients).all(axis=1)])
-
-    def _read(self, row: dict[str, str], line: int) -> tuple[int, int]:
-        """Return the two clients of a line."""
-        try:
-            first, second = (int(row[column]) for column in _COLUMNS)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{self.path}, line {line}: {error}; give the numbers of two clients") from error
-        if min(first, second) < 0 or first == second:
-            raise UserError(f"{self.path}, line {line}: got {first} and {second}; give two clients, which count from 0")
-        return first, second

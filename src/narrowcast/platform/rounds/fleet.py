@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from narrowcast.platform.config.csv_file import Columns, CSVFile
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -165,10 +165,7 @@ class LogNormalFleet(Section):
         return Profiles(np.arange(len(examples)), examples, uplink * _MEGABIT, downlink * _MEGABIT, speed)
 
 
-_COLUMNS = ("client", "uplink_mbit_per_second", "downlink_mbit_per_second", "compute_speed")
-
-
-class TraceFleet(Section):
+class TraceFleet(CSVFile):
     """Profiles from a CSV file with one line for every client of the data set.
 
     Its columns are client (0, 1, ...), uplink_mbit_per_second, downlink_mbit_per_second and compute_speed.
@@ -177,11 +174,13 @@ class TraceFleet(Section):
     kind: Literal["trace"] = "trace"
     path: Path = Field(description="CSV file with one line per client")
 
-    @model_validator(mode="after")
-    def _file_is_there(self) -> TraceFleet:
-        if not self.path.is_file():
-            raise ValueError(f"no file {self.path}; give the path of a CSV file with the columns {', '.join(_COLUMNS)}")
-        return self
+    columns: ClassVar[Columns] = {
+        "client": int,
+        "uplink_mbit_per_second": float,
+        "downlink_mbit_per_second": float,
+        "compute_speed": float,
+    }
+    number_advice: ClassVar[str] = "every column must be a number"
 
     def profiles(self, examples: IntArray, seed: int) -> Profiles:
         """Return one profile for each entry of `examples` [U].
@@ -189,31 +188,15 @@ class TraceFleet(Section):
         Raise `UserError` if the file lacks or repeats a client.
         """
         del seed
-        table = np.full((len(examples), len(_COLUMNS) - 1), np.nan)
-        try:
-            with self.path.open(newline="", encoding="utf-8") as lines:
-                self._read_all(csv.DictReader(lines), table)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{self.path}: cannot be read as a CSV file: {error}") from error
+        table = np.full((len(examples), len(self.columns) - 1), np.nan)
+        for where, row in self.rows(self.path):
+            client, *values = row.values()
+            if client < 0 or not all(np.isfinite(value) and value > 0 for value in values):
+                raise UserError(f"{where}: got {row}; clients count from 0 and rates are above 0")
+            if client < len(table):  # a trace may list more clients than the data set has
+                if not np.isnan(table[client, 0]):
+                    raise UserError(f"{where}: client {client} is listed twice; keep one line per client")
+                table[client] = values
         if (absent := np.flatnonzero(np.isnan(table[:, 0]))).size:
             raise UserError(f"{self.path} lacks {absent.size} of {len(examples)} clients, first {absent[0]}; add them")
         return Profiles(np.arange(len(examples)), examples, table[:, 0] * _MEGABIT, table[:, 1] * _MEGABIT, table[:, 2])
-
-    def _read_all(self, reader: csv.DictReader[str], table: NDArray[np.float64]) -> None:
-        if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
-            raise UserError(f"{self.path} has no column {', '.join(sorted(missing))}; needed: {', '.join(_COLUMNS)}")
-        for row in reader:
-            self._read(row, reader.line_num, table)
-
-    def _read(self, row: dict[str, str], line: int, table: NDArray[np.float64]) -> None:
-        try:
-            client = int(row["client"])
-            values = [float(row[column]) for column in _COLUMNS[1:]]
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{self.path}, line {line}: {error}; every column must be a number") from error
-        if client < 0 or not all(np.isfinite(value) and value > 0 for value in values):
-            raise UserError(f"{self.path}, line {line}: got {row}; clients count from 0 and rates are above 0")
-        if client < len(table):  # a trace may list more clients than the data set has
-            if not np.isnan(table[client, 0]):
-                raise UserError(f"{self.path}, line {line}: client {client} is listed twice; keep one line per client")
-            table[client] = values

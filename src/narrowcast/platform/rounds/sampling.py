@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from narrowcast.platform.config.catalog import AVAILABILITIES, SAMPLINGS
+from narrowcast.platform.config.csv_file import Columns, CSVFile
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator, stream_keys, uniform_unit
@@ -271,10 +271,7 @@ def _uniform(n_clients: int, seed: int, purpose: str, round_index: int) -> np.nd
     return uniform_unit(keys, np.zeros(n_clients, dtype=np.int64))
 
 
-_COLUMNS = ("client", "time", "available")
-
-
-class AvailabilityTrace(Section):
+class AvailabilityTrace(CSVFile):
     """Rows `client, time, available` of a CSV file: from that second on the client is available (1) or not (0).
 
     The rows of a client begin at time 0 and are in order of time. Each holds until the client's next row, the last one
@@ -288,15 +285,11 @@ class AvailabilityTrace(Section):
         None, gt=0, allow_inf_nan=False, description="period after which the trace restarts; null: the last row holds"
     )
 
-    @model_validator(mode="after")
-    def _file_is_there(self) -> Self:
-        if not self.path.is_file():
-            raise ValueError(f"no file {self.path}; give a CSV file with the columns {', '.join(_COLUMNS)}")
-        return self
+    columns: ClassVar[Columns] = {"client": int, "time": float, "available": int}
 
     def check(self, n_clients: int) -> None:
         """Raise `UserError` if the file is malformed or does not list exactly these clients."""
-        self._trace(n_clients)
+        _read(self.path, n_clients, self.stamp)
 
     def free(self, n_clients: int, seed: int, round_index: int, seconds: float) -> BoolArray:
         """Return the clients available at this second.
@@ -304,18 +297,11 @@ class AvailabilityTrace(Section):
         Seed and round have no effect. Raise `UserError` as `check` does.
         """
         del seed, round_index
-        trace = self._trace(n_clients)
+        trace = _read(self.path, n_clients, self.stamp)
         now = seconds if self.repeat_seconds is None else seconds % self.repeat_seconds
         # Times are sorted within a client and clients are contiguous, so counting rows up to now finds the current row.
         begun = np.add.reduceat(trace.time <= now, trace.starts)
         return trace.available[trace.starts + begun - 1]
-
-    def _trace(self, n_clients: int) -> _AvailabilityRows:
-        try:
-            stamp = self.path.stat()
-            return _read(self.path, n_clients, stamp.st_mtime_ns, stamp.st_size)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{self.path}: cannot be read as a CSV file: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -334,16 +320,12 @@ class _ClientAvailability:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, n_clients: int, modified: int, size: int) -> _AvailabilityRows:
-    """Return the trace of a file; `modified` and `size` invalidate the cache when the file changes."""
-    del modified, size
+def _read(path: Path, n_clients: int, stamp: tuple[int, ...]) -> _AvailabilityRows:
+    """Return the trace of a file; `stamp` invalidates the cache when the file changes."""
+    del stamp
     clients: dict[int, _ClientAvailability] = {}
-    with path.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
-            raise UserError(f"{path} has no column {', '.join(sorted(missing))}; needed: {', '.join(_COLUMNS)}")
-        for row in reader:
-            _add(clients, row, n_clients, f"{path}, line {reader.line_num}")
+    for where, row in AvailabilityTrace.rows(path):
+        _add(clients, row, n_clients, where)
     if absent := [client for client in range(n_clients) if client not in clients]:
         raise UserError(f"{path} lacks {len(absent)} of {n_clients} clients, first {absent[0]}; add them")
     ordered = [clients[client] for client in range(n_clients)]
@@ -355,11 +337,8 @@ def _read(path: Path, n_clients: int, modified: int, size: int) -> _Availability
     )
 
 
-def _add(clients: dict[int, _ClientAvailability], row: dict[str, str], n_clients: int, where: str) -> None:
-    try:
-        client, time, available = int(row["client"]), float(row["time"]), int(row["available"])
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}; every column must hold a number") from error
+def _add(clients: dict[int, _ClientAvailability], row: dict[str, Any], n_clients: int, where: str) -> None:
+    client, time, available = row.values()
     if not 0 <= client < n_clients:
         raise UserError(f"{where}: client {client} is unknown; the data set has clients 0 to {n_clients - 1}")
     if available not in (0, 1):
