@@ -200,11 +200,12 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         """Return those of the nested values that are part of the identity, by dotted path.
 
         With a seed of the clients' own, runs are others than those of version 0.2, whose streams were not hashed.
-        Without new clients and attackers, they are those of versions that had none.
+        Without new clients, attackers and uploads that take turns, they are those of versions that had none.
         """
         own = values.get("client_seed") not in (None, values.get("seed"))
         kept = {name: value for name, value in values.items() if value or name not in ("new_clients", "attack")}
-        return super().identity_of(kept) | ({"client_streams": "hashed"} if own else {})
+        identity = super().identity_of(kept) | ({"client_streams": "hashed"} if own else {})
+        return {name: value for name, value in identity.items() if (name, value) != ("clock.uploads", "parallel")}
 
 
 def load_experiment(source: str | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()) -> Experiment:

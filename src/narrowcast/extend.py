@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from narrowcast.platform.rounds.ledger import ChunkResult, Weighted
     from narrowcast.platform.rounds.loop import Backend
     from narrowcast.platform.rounds.plan import Schedule
-    from narrowcast.platform.rounds.sampling import Availability, Draw, Sampling
+    from narrowcast.platform.rounds.sampling import Availability, Draw, PredictedSeconds, Sampling
     from narrowcast.platform.seeds import generator
     from narrowcast.platform.solving import Problem, ProblemSource, Solver, StepResult, Work
     from narrowcast.platform.types import (
@@ -150,6 +150,7 @@ __all__ = [
     "PersonalState",
     "Phase",
     "Plain",
+    "PredictedSeconds",
     "PrefixedArrays",
     "Privacy",
     "Problem",
@@ -254,7 +255,7 @@ _HOMES = {
     **dict.fromkeys(("ChunkResult", "Weighted"), "platform.rounds.ledger"),
     "Schedule": "platform.rounds.plan",
     "generator": "platform.seeds",
-    **dict.fromkeys(("Availability", "Draw", "Sampling"), "platform.rounds.sampling"),
+    **dict.fromkeys(("Availability", "Draw", "PredictedSeconds", "Sampling"), "platform.rounds.sampling"),
     **dict.fromkeys(("Problem", "ProblemSource", "StepResult", "Solver", "Work"), "platform.solving"),
     **dict.fromkeys(
         (

@@ -77,7 +77,7 @@ def test_a_round_without_clients_takes_the_servers_time() -> None:
     assert Clock(server_seconds=2.5).round_seconds(np.empty(0)) == 2.5
 
 
-@pytest.mark.parametrize("field", list(Clock.model_fields))
+@pytest.mark.parametrize("field", [name for name in Clock.model_fields if name != "uploads"])
 def test_negative_times_are_refused(field: str) -> None:
     with pytest.raises(UserError, match="greater than or equal to 0"):
         Clock(**{field: -1.0})

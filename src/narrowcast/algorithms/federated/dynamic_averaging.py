@@ -70,8 +70,8 @@ class Arrivals:
         each = EACH.of(total)
         order = np.argsort(each[_CLIENT])
         divergences = {name: values[order] for name, values in _DIVERGENCE.of(each).items()}
-        columns = (each[name][order] for name in (_DIVERGED, _WEIGHT, _BITS))
-        return cls(each[_CLIENT][order], divergences, *columns, TensorSum.of(total))
+        clients, diverged, weights, bits = (each[name][order] for name in (_CLIENT, _DIVERGED, _WEIGHT, _BITS))
+        return cls(clients, divergences, diverged, weights, bits, TensorSum.of(total))
 
     def with_client(self, total: TensorSum, index: int) -> TensorSum:
         """Return a sum with the model of one more client."""

@@ -258,6 +258,7 @@ SAMPLINGS = Registry(
         "uniform": "platform.rounds.sampling:Uniform",
         "by_examples": "platform.rounds.sampling:ByExamples",
         "poisson": "platform.rounds.sampling:Poisson",
+        "fedcs": "platform.rounds.sampling:FedCS",
     },
 )
 AVAILABILITIES = Registry(

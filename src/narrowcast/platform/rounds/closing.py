@@ -71,7 +71,8 @@ def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResul
 
 def with_requests(opened: OpenRound, ledger: RoundLedger, bits: IntArray, asked_at: float) -> RoundLedger:
     """Return the account of a round in whose step the server asked clients for so many bits, [C], at that second."""
-    sent_at = asked_at + bits / opened.link_allocation.uplink_bits_per_second
+    asked, upload_seconds = np.full(len(bits), asked_at), bits / opened.link_allocation.uplink_bits_per_second
+    sent_at = opened.run.plan.clock.seconds_with_uploads(asked, upload_seconds)
     return replace(ledger, uplink_bits=ledger.uplink_bits + bits, seconds=np.where(bits > 0, sent_at, ledger.seconds))
 
 

@@ -37,6 +37,11 @@ class Clock(Section):
     compute_slowdown: float = Field(7.0, ge=0, le=_MOST, description="R_comp, device time over modelled training time")
     compute_overhead_seconds: float = Field(0.0, ge=0, le=_MOST, description="C_comp, fixed time per participation")
     server_seconds: float = Field(0.0, ge=0, le=_MOST, description="T_server, added to the time of each round")
+    uploads: Literal["parallel", "sequential"] = Field(
+        "parallel",
+        description="uploads of a round at the same time, or in turns, in the order in which clients are ready, over a "
+        "band that each has to itself",
+    )
     idle_seconds: float = Field(60.0, ge=0, le=_MOST, description="duration of a round in which no client is available")
 
     def client_seconds(
@@ -51,7 +56,22 @@ class Clock(Section):
         `examples` [C] are those trained in all epochs, times the work on each, relative to that on the whole model.
         """
         simulated = examples * self.seconds_per_example / profiles.compute_speed
-        return download_seconds + self.compute_slowdown * simulated + self.compute_overhead_seconds + upload_seconds
+        ready = download_seconds + self.compute_slowdown * simulated + self.compute_overhead_seconds
+        return self.seconds_with_uploads(ready, upload_seconds)
+
+    def seconds_with_uploads(self, ready: FloatArray, upload_seconds: FloatArray) -> FloatArray:
+        """Return the seconds until the uploads of clients that are ready at these seconds have arrived, [C].
+
+        Of clients that are ready at one instant, that with the lower place uploads first. Those that upload nothing
+        wait for nobody.
+        """
+        if self.uploads == "parallel":
+            return ready + upload_seconds
+        done, free_at = ready.astype(np.float64), 0.0
+        for place in np.argsort(ready, kind="stable"):
+            if upload_seconds[place] > 0:
+                free_at = done[place] = max(float(ready[place]), free_at) + upload_seconds[place]
+        return done
 
     def round_seconds(self, client_seconds: FloatArray) -> float:
         """Return the duration of the round in seconds: the slowest client waited for, plus `server_seconds`."""

@@ -15,7 +15,7 @@ from narrowcast.platform.contracts import Broadcast, LinkAllocation, Recipients,
 from narrowcast.platform.rounds.chunks import OpenRound, TrainingCall, make_chunks
 from narrowcast.platform.rounds.ledger import ChunkResult, ClientLedger, RoundLedger
 from narrowcast.platform.rounds.plan import Plan
-from narrowcast.platform.rounds.sampling import Draw, cohort_size
+from narrowcast.platform.rounds.sampling import Draw, PredictedSeconds, cohort_size
 from narrowcast.platform.rounds.state import LiveState, Run
 from narrowcast.platform.types import BoolArray, Chunk, FloatArray, IntArray
 
@@ -179,10 +179,14 @@ def open_round(live: LiveState) -> OpenRound:
     """Sample the cohort, allocate its links, broadcast, and divide the cohort into chunks."""
     run, round_index = live.run, live.round_index + 1
     free = run.free(round_index, live.simulated_seconds)
-    sampled = sample_cohort(run.plan, live.rotation, round_index, free, run.task.data.examples)
+    broadcast = run.algorithm.broadcast(live.server, run.task, round_index)
+
+    def predicted(clients: IntArray) -> PredictedSeconds:
+        return predicted_seconds(live, broadcast, clients)
+
+    sampled = sample_cohort(run.plan, live.rotation, round_index, free, run.task.data.examples, predicted)
     cohort, draws = np.unique(sampled, return_counts=True) if run.plan.replacement else (np.sort(sampled), None)
     link_allocation = allocate_links(run, cohort, round_index)
-    broadcast = run.algorithm.broadcast(live.server, run.task, round_index)
     downlink_bits, renewed_bits = download_bits(live, broadcast, cohort), np.zeros(len(cohort), dtype=np.int64)
     if (secure := run.algorithm.secure_sums) is not None:
         relayed_bits = secure.relayed_bits(run.task, cohort, round_index, link_allocation.budget_bits)
@@ -211,6 +215,7 @@ def sample_cohort(
     round_index: int,
     free: BoolArray | None = None,
     examples: IntArray | None = None,
+    predicted: Callable[[IntArray], PredictedSeconds] | None = None,
 ) -> IntArray:
     """Return the clients of a round, drawn among those that are free; `rotation` [U] is the plan's `sampling.order`.
 
@@ -218,7 +223,24 @@ def sample_cohort(
     """
     size = cohort_size(plan.clients_per_round, plan.over_selection, len(rotation))
     first = (round_index - 1) * size
-    return plan.sampling.draw(Draw(size, plan.seed, round_index, rotation, first, free, examples, plan.replacement))
+    draw = Draw(size, plan.seed, round_index, rotation, first, free, examples, plan.replacement, predicted=predicted)
+    return plan.sampling.draw(draw)
+
+
+def predicted_seconds(live: LiveState, broadcast: Broadcast, clients: IntArray) -> PredictedSeconds:
+    """Return the seconds that each client would take in this round, if upload sizes are known before the training."""
+    run, task = live.run, live.run.task
+    profiles, uplink_bits = task.profiles.take(clients), run.algorithm.upload_bits(broadcast.arrays, task, clients)
+    assert uplink_bits is not None, "Run.check() has seen to it"
+    samples, work = task.training.samples(task, clients), run.algorithm.relative_work(broadcast.arrays, task, clients)
+    examples, none = samples * task.training.epochs, np.zeros(len(clients))
+    clock = run.plan.clock
+    return PredictedSeconds(
+        download_bits(live, broadcast, clients) / profiles.downlink_bits_per_second,
+        clock.client_seconds(profiles, examples if work is None else examples * work, none, none),
+        uplink_bits / profiles.uplink_bits_per_second,
+        clock.server_seconds,
+    )
 
 
 def allocate_links(run: Run, cohort: IntArray, round_index: int) -> LinkAllocation:

@@ -321,6 +321,7 @@ class Run:
                 f"secure: sampling = {plan.sampling.kind} may draw more than clients_per_round, for which keys and "
                 "sums are laid out; use uniform, or secure=none"
             )
+        self._check_turns()
         if plan.replacement and not self.traits.counts_draws:
             raise UserError(
                 f"replacement = true: {algorithm.kind} as set here counts every client once; use fedavg, fedprox, "
@@ -335,6 +336,36 @@ class Run:
             raise UserError(
                 f"{setting}: how long the clients of {algorithm.kind} take here is known only after their training; "
                 f"use {advice}, or fedavg without a codec"
+            )
+
+    def _check_turns(self) -> None:
+        """Raise `UserError` if uploads cannot take turns, or a sampling that plans with them cannot know the times."""
+        plan, algorithm, task = self.plan, self.algorithm, self.task
+        sequential, asked = plan.clock.uploads == "sequential", f"sampling = {plan.sampling.kind}"
+        conflicts = {
+            f"schedule = {plan.schedule.kind}": plan.schedule.kind != "synchronous",
+            "radio": plan.radio is not None,
+            "stragglers = partial": plan.stragglers == "partial",
+        }
+        if sequential and (active := [name for name, present in conflicts.items() if present]):
+            raise UserError(
+                f"clock.uploads = sequential: with {' and '.join(active)} uploads have times of their own; leave that "
+                "out, or set clock.uploads = parallel"
+            )
+        if not plan.sampling.predicts:
+            return
+        if not sequential:
+            raise UserError(f"{asked} plans rounds in which uploads take turns; set clock.uploads = sequential too")
+        if algorithm.secure_sums is not None:
+            raise UserError(
+                f"{asked}: keys of secure sums depend on who is chosen, and so would the times; use uniform, or "
+                "secure=none"
+            )
+        broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+        if algorithm.upload_bits(broadcast, task, np.empty(0, dtype=np.int64)) is None:
+            raise UserError(
+                f"{asked}: what the clients of {algorithm.kind} send here is known only after their training; use "
+                "uniform, or fedavg without a codec"
             )
 
 
