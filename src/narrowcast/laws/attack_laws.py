@@ -65,6 +65,7 @@ def _task(attack: Attack | None) -> Task:
         data,
         public=None,
         server=None,
+        unlabelled=None,
         **{part: replace(of, features=of.features.repeat(4, -1).repeat(4, -2)) for part, of in parts.items()},
     )
     task = task_on(data, MLP(hidden=(6,)))

@@ -18,7 +18,7 @@ from narrowcast.platform.contracts import Algorithm, Executor, LocalCall, Task
 from narrowcast.platform.data.graph import NodeGraph
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.rating_matrix import TRAIN, VALIDATION, RatingMatrix
-from narrowcast.platform.data.samples import Labelled, Samples, one_array
+from narrowcast.platform.data.samples import Labelled, Samples, Unlabelled, one_array
 from narrowcast.platform.data.synthetic import BlockModel
 from narrowcast.platform.models.factorisation import MaskedFactorisation, MatrixFactorisation
 from narrowcast.platform.models.graph import GCN
@@ -93,12 +93,13 @@ def samples(counts: np.ndarray) -> Samples:
         indptr=np.concatenate([[0], np.cumsum(counts)]),
         public=Labelled(np.random.default_rng(2).integers(0, 256, (9, 1, 8, 8), np.uint8), np.arange(9) % 3),
         server=Labelled(features[:10], labels[:10]),
+        unlabelled=Unlabelled(features[::-1].copy(), np.arange(total), np.concatenate([[0], np.cumsum(counts[::-1])])),
     )
 
 
 def windows(counts: np.ndarray) -> Samples:
     """Return random windows of ten characters of an alphabet of seven, dealt to one client for each count."""
-    data, random = replace(samples(counts), public=None, server=None), np.random.default_rng(0)
+    data, random = replace(samples(counts), public=None, server=None, unlabelled=None), np.random.default_rng(0)
 
     def read(part: Labelled) -> Labelled:
         return Labelled(random.integers(0, 7, (len(part), 10)), random.integers(0, 7, len(part)))
@@ -130,7 +131,7 @@ def masked_tokens(counts: np.ndarray) -> Samples:
 
 def numbers(counts: np.ndarray) -> Samples:
     """Return samples of five features and two numbers that depend on them, dealt to one client for each count."""
-    data, random = replace(samples(counts), public=None, server=None), np.random.default_rng(0)
+    data, random = replace(samples(counts), public=None, server=None, unlabelled=None), np.random.default_rng(0)
     weights = random.standard_normal((5, 2))
 
     def read(part: Labelled) -> Labelled:

@@ -316,6 +316,7 @@ class Traits:
     - `sends`: clients and server exchange messages; False: no bits in either direction, and no client is ever lost.
     - `peers`: clients send to one another, without a server: who hears nobody downloads nothing.
     - `stays_silent`: a client may send one bit in place of its message, and keep its model; it is sent nothing then.
+    - `needs_no_labels`: clients may train on samples of which none has a label.
     """
 
     global_model: bool = True
@@ -331,6 +332,7 @@ class Traits:
     sends: bool = True
     peers: bool = False
     stays_silent: bool = False
+    needs_no_labels: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -269,6 +269,33 @@ class LocalRule(Protocol):
         ...
 
 
+class Consistency(Protocol):
+    """A loss of samples without labels, of a clients at once; hashable, such as a frozen model. Torch tensors.
+
+    It is `weight` times the mean over a step's samples of the cross-entropy of the outputs for a strong view with
+    targets that follow from those for a weak one, which are no function of the parameters that are trained.
+    """
+
+    @property
+    def weight(self) -> float:
+        """The factor of the loss."""
+        ...
+
+    @property
+    def ratio(self) -> int:
+        """The samples without labels in a step for each sample of the training's batch size."""
+        ...
+
+    @property
+    def views(self) -> Any:
+        """The views, by `weak` and `strong`, of images [a, m, ...] from keys [a, 1] at places [1 or a, m]."""
+        ...
+
+    def targets(self, outputs: Any) -> tuple[Any, Any]:
+        """Return shares of the classes for outputs [a, m, K], and which samples count, [a, m]."""
+        ...
+
+
 @dataclass(frozen=True)
 class Phase:
     """Local epochs in which only some of the trained parameters train; the others wait as they are."""
@@ -297,7 +324,9 @@ class LocalTerms:
 
     Of networks alone: pulls [C] are added to `proximal`, one for each client; radii [C] are the largest L2 distances
     from where they start that clients' parameters, all tensors taken together, have after a step: they are moved back
-    along the line to their start. inf is no bound. Both are measured from where a phase starts.
+    along the line to their start. inf is no bound. Both are measured from where a phase starts. `consistency` is the
+    loss of clients' samples without labels, which is added to that of a step's batch; where no client has labels it is
+    the whole loss, over batches of the training's size.
     """
 
     proximal: float = 0.0
@@ -316,6 +345,7 @@ class LocalTerms:
     phases: tuple[Phase, ...] = ()
     pulls: FloatArray | None = None
     radii: FloatArray | None = None
+    consistency: Consistency | None = None
 
     @property
     def holds_clients(self) -> bool:

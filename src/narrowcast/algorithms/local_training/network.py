@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from narrowcast.algorithms.local_training.batches import BatchSchedule
+from narrowcast.algorithms.local_training.consistency import SoftCrossEntropy, UnlabelledBatches
 from narrowcast.algorithms.local_training.forward_draws import NO_DRAWS, ForwardDraws
 from narrowcast.algorithms.local_training.gradients import (
     ARRAY_TYPES,
@@ -42,6 +43,8 @@ from narrowcast.platform.models.module_call import Inputs, call_module, has_half
 from narrowcast.platform.models.modules import copy_of, fixed_of, trained_of, with_values
 from narrowcast.platform.models.neural_network import as_input, as_target
 from narrowcast.platform.types import FloatArray, IntArray, LocalRule, Rebuild
+
+_SOFT = SoftCrossEntropy()
 
 
 @dataclass(frozen=True)
@@ -126,20 +129,21 @@ class Loader:
         )
 
 
-SampleLosses = Callable[[Tensors, Inputs, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
-"""Map trained values, features and labels to the loss of each sample and the module's parameters: of a clients
-[a, ...], or of one without its axis."""
+OutputsOf = Callable[[Tensors, Inputs], tuple[Tensor, Mapping[str, Tensor]]]
+"""Map trained values and features to the module's outputs and its parameters: of a clients [a, ...], or of one without
+its axis."""
 
 
 @dataclass(frozen=True)
 class Recorded:
     """Derivatives of each client's weighted sum of losses by torch's autograd.
 
-    `leaves_of` maps values [a, ...] to tensors of which `losses_of` is a differentiable function, without the axis of
+    `leaves_of` maps values [a, ...] to tensors of which `outputs_of` is a differentiable function, without the axis of
     clients unless they are `batched`. `decay` is that of the module's parameters, if these are not what trains.
     """
 
-    losses_of: SampleLosses
+    outputs_of: OutputsOf
+    loss: Loss
     leaves_of: Callable[[Mapping[str, Tensor]], Tensors]
     device: Device
     batched: bool
@@ -157,7 +161,13 @@ class Recorded:
 
     def losses(self, values: Mapping[str, Tensor], features: Inputs, labels: Tensor) -> Tensor:
         """Return the losses of samples, [a, b] or of one client [b]."""
-        return self.losses_of(self.leaves_of(values), features, labels)[0]
+        return self._losses(self.outputs_of(self.leaves_of(values), features)[0], labels)
+
+    def outputs(self, values: Mapping[str, Tensor], features: Inputs) -> Tensor:
+        """Return the outputs for samples, [a, b, ...], without a graph."""
+        with torch.no_grad():
+            outputs, _ = self.outputs_of(self.leaves_of(values), features)
+        return outputs if self.batched else outputs.unsqueeze(0)
 
     def hessian_product(
         self,
@@ -183,12 +193,16 @@ class Recorded:
         return self._of_clients(leaves, slopes)
 
     def _objective(self, leaves: Tensors, features: Inputs, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        losses, parameters = self.losses_of(leaves, features, labels)
+        outputs, parameters = self.outputs_of(leaves, features)
+        losses = self._losses(outputs, labels)
         objective = (losses * weights).sum()
         if self.decay:
             squares = torch.stack([tensor.square().sum() for tensor in parameters.values()])
             objective = objective + self.decay / 2 * squares.sum()
         return objective, losses
+
+    def _losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return sample_losses(self.loss, outputs, labels) if self.batched else self.loss.per_sample(outputs, labels[0])
 
     def _of_clients(self, leaves: Tensors, slopes: Sequence[Tensor]) -> Tensors:
         return {name: part if self.batched else part.unsqueeze(0) for name, part in zip(leaves, slopes, strict=True)}
@@ -202,7 +216,8 @@ class ClientStep:
     """Step `index` of the clients at `rows` of a program, on the batches at `batches` among all.
 
     Shapes: values [a, ...], the clients' own memory. `gradient` is that of the weighted sum of losses, `recorded` or in
-    closed form.
+    closed form; `of_unlabelled` is that of the cross-entropy with shares of the classes, if the program has samples
+    without labels.
     """
 
     index: int
@@ -212,6 +227,7 @@ class ClientStep:
     values: Tensors
     recorded: Recorded
     gradient: StepGradient
+    of_unlabelled: StepGradient | None = None
 
 
 @dataclass(frozen=True)
@@ -221,7 +237,8 @@ class Program:
     Each tensor of `start`, `fixed` and `frozen` is [1, ...] if all clients have the same, else [C, ...]; client axes
     are in the order of `schedule`. `start` is what trains, and `fixed` the other parameters. `rebuild` computes the
     module's parameters from both and `frozen`. `draws` are those of the module, and `statistics` the names of what its
-    passes move besides the parameters.
+    passes move besides the parameters. `unlabelled` are samples without labels, whose loss is added to that of each
+    step; without `labels` it is the whole loss.
     """
 
     module: nn.Module
@@ -235,6 +252,8 @@ class Program:
     frozen: Tensors = field(default_factory=dict)
     draws: ForwardDraws = NO_DRAWS
     statistics: tuple[str, ...] = ()
+    unlabelled: UnlabelledBatches | None = None
+    labels: bool = True
 
     @property
     def n_clients(self) -> int:
@@ -258,21 +277,22 @@ class Program:
         # A shared tensor would be multiplied as one large product, which rounds differently from those of replicas.
         fixed, frozen = (of_each_client(tensors, self.n_clients) for tensors in (self.fixed, self.frozen))
 
-        def losses(now: Tensors, features: Inputs, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-            rows = slice(0, len(labels))
+        def outputs(now: Tensors, features: Inputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+            rows = slice(0, len(next(iter(now.values()))))
             parameters: Mapping[str, Tensor] = {**rows_of(fixed, rows), **now}
             if together:
                 parameters = together(parameters, rows_of(frozen, rows))
-            return sample_losses(self.loss, forward(parameters, features), labels), parameters
+            return forward(parameters, features), parameters
 
-        recorded = self._recorded(losses, _detached, weight_decay)
-        gradient = (chain_gradient(module, self.loss) if self.in_closed_form else None) or recorded
+        recorded = self._recorded(outputs, _detached, weight_decay)
+        gradient = self._gradient(recorded)
+        of_unlabelled = self._of_unlabelled(recorded)
         stop = 0
         for index, batch in enumerate(self.loader.batches(self.schedule)):
             rows, start = slice(0, len(batch.labels)), stop
             stop += rows.stop
             now = rows_of(values, rows)
-            yield ClientStep(index, rows, slice(start, stop), batch, now, recorded, gradient)
+            yield ClientStep(index, rows, slice(start, stop), batch, now, recorded, gradient, of_unlabelled)
 
     def _in_turn(self, values: Tensors, weight_decay: float, *, moves: bool) -> Iterator[ClientStep]:
         schedule, loader = self.schedule, self.loader
@@ -306,10 +326,9 @@ class Program:
                     return dict(inside)
                 return {name: _channels_last(tensor[0]).requires_grad_() for name, tensor in at.items()}
 
-            def losses(
+            def outputs(
                 now: Tensors,
                 features: Inputs,
-                labels: Tensor,
                 inside: Mapping[str, Tensor] = inside,
                 fixed: Tensors = fixed,
                 frozen: Tensors = frozen,
@@ -318,10 +337,10 @@ class Program:
                 if self.rebuild:
                     parameters = self.rebuild(parameters, frozen)
                 its_own = all(now[name] is inside.get(name) for name in now)
-                outputs = call_module(module, each_input(_first, features), None if its_own else parameters)
-                return self.loss.per_sample(outputs, labels[0]), parameters
+                return call_module(module, each_input(_first, features), None if its_own else parameters), parameters
 
-            recorded = self._recorded(losses, leaves, weight_decay)
+            recorded = self._recorded(outputs, leaves, weight_decay)
+            of_unlabelled = self._of_unlabelled(recorded)
             for step in range(n_steps):
                 index = first_batches[step] + client
                 size = int(schedule.sizes[index])
@@ -330,18 +349,27 @@ class Program:
                 weights = torch.full((1, size), 1 / size, device=loader.device, dtype=loader.dtype)
                 batch = StepBatch(inputs, labels.unsqueeze(0), weights)
                 self.draws.seed(client, step)
-                yield ClientStep(step, row, slice(index, index + 1), batch, now, recorded, recorded)
+                yield ClientStep(step, row, slice(index, index + 1), batch, now, recorded, recorded, of_unlabelled)
             if moves:
                 buffers = fixed_of(module) if statistics else {}
                 ended = {**{name: buffers[name] for name in statistics}, **{name: now[name][0] for name in now}}
                 for name in values.keys() & ended.keys():
                     values[name][client] = ended[name]
 
+    def _gradient(self, recorded: Recorded) -> StepGradient:
+        return (chain_gradient(self.module, recorded.loss) if self.in_closed_form else None) or recorded
+
+    def _of_unlabelled(self, recorded: Recorded) -> StepGradient | None:
+        """Return the gradient of samples without labels; None if there are none."""
+        if self.unlabelled is None:
+            return None
+        return self._gradient(replace(recorded, loss=_SOFT, decay=0.0 if self.labels else recorded.decay))
+
     def _recorded(
-        self, losses_of: SampleLosses, leaves_of: Callable[[Mapping[str, Tensor]], Tensors], weight_decay: float
+        self, outputs_of: OutputsOf, leaves_of: Callable[[Mapping[str, Tensor]], Tensors], weight_decay: float
     ) -> Recorded:
         decay = weight_decay if self.rebuild else 0.0
-        return Recorded(losses_of, leaves_of, self.loader.device, self.batched, decay)
+        return Recorded(outputs_of, self.loss, leaves_of, self.loader.device, self.batched, decay)
 
 
 def train(program: Program, steps: Steps) -> tuple[Tensors, FloatArray, Tensors]:
@@ -351,7 +379,8 @@ def train(program: Program, steps: Steps) -> tuple[Tensors, FloatArray, Tensors]
     """
     rule, start, loader = steps.rule, program.start, program.loader
     keeps = not isinstance(rule, Optimizer)
-    graph = keeps or not program.in_closed_form or records_graph(program.module, program.loss)
+    closed = program.in_closed_form and program.unlabelled is None
+    graph = keeps or not closed or records_graph(program.module, program.loss)
     with float32_products(loader.device), nullcontext() if graph else torch.inference_mode():
         values = {name: tensor.clone() for name, tensor in of_each_client(start, program.n_clients).items()}
         slots = rule.init({name: tensor.clone() for name, tensor in values.items()}, steps.own) if keeps else {}
@@ -390,7 +419,12 @@ class _Gradient:
 
     def __call__(self, at: Mapping[str, Tensor], part: int) -> Tensors:
         step, steps = self._step, self._steps
-        gradients, losses = step.gradient(at, step.batch.features, step.batch.labels, self._weights(part))
+        if self._program.labels:
+            gradients, losses = step.gradient(at, step.batch.features, step.batch.labels, self._weights(part))
+        else:
+            gradients, losses = {name: torch.zeros_like(values) for name, values in at.items()}, step.batch.weights * 0
+        if self._program.unlabelled is not None:
+            losses = self._add_consistency(at, gradients, losses, self._program.unlabelled)
         if self.losses is None:
             self.losses = losses
         if not steps.plain:
@@ -409,6 +443,20 @@ class _Gradient:
             if steps.pulls is not None:
                 product.addcmul_(along(steps.pulls[rows].to(product.dtype), product), direction[name])
         return products
+
+    def _add_consistency(
+        self, at: Mapping[str, Tensor], gradients: Tensors, losses: Tensor, unlabelled: UnlabelledBatches
+    ) -> Tensor:
+        """Add the gradient of the loss of samples without labels, in place; return the losses of the step's samples."""
+        step, consistency = self._step, unlabelled.consistency
+        batch = unlabelled.at(step.index, step.rows)
+        if batch is None or step.of_unlabelled is None:
+            return losses
+        targets, counts = consistency.targets(step.recorded.outputs(at, batch.weak))
+        added, of_samples = step.of_unlabelled(at, batch.strong, targets, batch.weights * counts)
+        for name, gradient in added.items():
+            gradients[name].add_(gradient, alpha=consistency.weight)
+        return losses if self._program.labels else consistency.weight * of_samples * counts
 
     def _weights(self, part: int) -> Tensor:
         """Return the weight of each sample in the mean over a part [a, b]; 0 for padding and other parts."""

@@ -20,6 +20,7 @@ from pydantic import Field
 from torch.nn import Module
 
 from narrowcast.algorithms.local_training.batches import BatchSchedule, BatchSize, draw_schedule, epochs_of
+from narrowcast.algorithms.local_training.consistency import UnlabelledBatches
 from narrowcast.algorithms.local_training.forward_draws import ForwardDraws, keyed_draws_only
 from narrowcast.algorithms.local_training.gradients import (
     ARRAY_TYPES,
@@ -86,6 +87,7 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
         None if terms.columns is None else tuple(terms.columns.tolist()),
         (terms.start_loss, terms.start_gradient),
         (terms.rule, terms.trained, terms.phases, terms.pulls is None, terms.radii is None),
+        (terms.consistency, task.data.labels_at_clients),
         *(
             tuple((name, values.shape[skip:]) for name, values in part.items())
             for part, skip in zip(parts, rows, strict=True)
@@ -214,6 +216,8 @@ def _train_calls(calls: Sequence[LocalCall], *, phase: int = 0, first_epoch: int
             frozen=of_calls([call.terms.frozen for call in calls]),
             draws=ForwardDraws.of(calls, order, phase=phase, before_training=before_training),
             statistics=model.trial(task.data).statistics,
+            unlabelled=None if before_training else _unlabelled(calls, schedule, batched=batched),
+            labels=task.data.labels_at_clients,
         )
 
     schedule = draw_schedule(counts, epochs, padded_batch(task), keys, first_epoch=first_epoch)
@@ -261,6 +265,16 @@ def _train_calls(calls: Sequence[LocalCall], *, phase: int = 0, first_epoch: int
         for call, start, stop, rate in zip(calls, [0, *stops[:-1]], stops, scheduled, strict=True)
         for part in [positions[start:stop]]
     ]
+
+
+def _unlabelled(calls: Sequence[LocalCall], schedule: BatchSchedule, *, batched: bool) -> UnlabelledBatches | None:
+    """Return the samples without labels that the calls' clients train on besides; None if the terms have no loss."""
+    task, consistency = calls[0].task, calls[0].terms.consistency
+    if consistency is None:
+        return None
+    size = padded_batch(task) * (consistency.ratio if task.data.labels_at_clients else 1)
+    dtype = network_of(task).torch_dtype
+    return UnlabelledBatches.of(calls, consistency, schedule, size, dtype, padded=batched)
 
 
 def _of_clients(parts: Sequence[Arrays], order: IntArray, device: Device) -> Tensors:
@@ -349,6 +363,9 @@ def _check_memory(task: Task[Samples, NetworkTraining], n_clients: int) -> None:
 def _samples(calls: Sequence[LocalCall], order: IntArray) -> tuple[Labelled, IntArray]:
     """Return the samples of the calls' clients, and the rows of each client in turn, clients in the given order."""
     data = calls[0].task.data
+    if not data.labels_at_clients:  # one sample stands for those that no loss reads
+        n_samples = sum(int(call.task.data.examples[call.chunk.clients].sum()) for call in calls)
+        return data.train, np.zeros(n_samples, dtype=np.int64)
     if all(call.task.data is data for call in calls):
         return data.train, _own(data, _joined([call.chunk.clients for call in calls])[order])
     taken = [call.task.data.train.take(_own(call.task.data, call.chunk.clients)) for call in calls]

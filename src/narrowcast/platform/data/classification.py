@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from narrowcast.platform.config.catalog import DATA
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.data.dataset import DataSource
-from narrowcast.platform.data.partition import IID, Partition
-from narrowcast.platform.data.samples import Features, Labelled, Samples, described, tenths
+from narrowcast.platform.data.partition import IID, Partition, index_of_owners
+from narrowcast.platform.data.samples import Features, Labelled, Samples, Unlabelled, described, rows_of_inputs, tenths
 from narrowcast.platform.data.shift import Shift
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.rounds.client_contracts import ClientSplit
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
 MOST_CLIENTS = 10_000_000
 DEFAULT_CLIENTS = 100
 """Number of clients in McMahan et al. (AISTATS 2017)."""
+HELD_OUT: tuple[ClientSplit, ...] = ("validation", "test")
 Set = Literal["mnist", "fashion-mnist", "cifar-10"]
 
 
@@ -79,6 +81,73 @@ class ServerSet(Section):
         return train.take(held_out), kept
 
 
+class LabelledPart(Section):
+    """Part of each client's samples that keeps its labels; the others become `Samples.unlabelled`, without labels.
+
+    The samples that keep them are drawn by the seed of the data set, uniformly over a client's own, whatever their
+    labels. With `samples: 0` no client has a label, and those of `data.server` are all that there are.
+    """
+
+    samples: int | None = Field(
+        None, ge=0, description="samples of each client that keep their labels; 0: labels at the server alone; or share"
+    )
+    share: float | None = Field(
+        None, gt=0, le=1, description="share of each client's samples that keep their labels, one at least; or samples"
+    )
+
+    @model_validator(mode="after")
+    def _by_one_unit(self) -> Self:
+        if (self.samples is None) == (self.share is None):
+            raise ValueError("labelled is a number of samples or a share of them; give one of the two")
+        return self
+
+    def of(self, data: Samples) -> Samples:
+        """Return the data set in which the other samples have lost their labels.
+
+        Raise `UserError` if a client has fewer samples than keep them, or if there would be no label at all.
+        """
+        draws = generator(data.seed, "labelled samples").random(len(data.order))
+        rows, owners = data.order[np.lexsort((draws, data.owners))], data.owners
+        place = np.arange(len(rows)) - np.repeat(data.indptr[:-1], data.examples)
+        kept = np.zeros(len(data.train), dtype=bool)
+        kept[rows[place < self._counts(data)[owners]]] = True
+        whose = data.client_of_each("train")
+        with_labels, without = np.flatnonzero(kept), np.flatnonzero(~kept & (whose >= 0))
+        known, unknown = (index_of_owners(whose[part], data.n_clients) for part in (with_labels, without))
+        # what clients are measured on is like all of their samples
+        held_out: dict[str, IntArray] = {
+            split: data.client_of_each(split) for split in HELD_OUT if len(getattr(data, split))
+        }
+        nobody_has = data.server is not None and not len(with_labels)
+        return replace(
+            data,
+            train=data.server if nobody_has else data.train.take(with_labels),
+            order=known.order,
+            indptr=known.indptr,
+            held_out_users=held_out,
+            unlabelled=Unlabelled(rows_of_inputs(data.train.features, without), *unknown),
+        )
+
+    def _counts(self, data: Samples) -> IntArray:
+        """Return how many samples of each client keep their labels, [U]."""
+        have = data.examples
+        if self.share is not None:
+            return np.where(have > 0, np.maximum(np.round(self.share * have).astype(np.int64), 1), 0)
+        wanted = self.samples or 0
+        if not wanted and data.server is None:
+            raise UserError(
+                "data.labelled.samples = 0 leaves no label anywhere; give data.server, such as "
+                "data.server.samples=100, or let clients keep some"
+            )
+        least = int(have.argmin())
+        if have[least] < wanted:
+            raise UserError(
+                f"data.labelled.samples = {wanted}: client {least} has {have[least]} samples; use at most these, "
+                "data.labelled.share, or a partition with min_examples"
+            )
+        return np.full(len(have), wanted)
+
+
 class Classification(DataSource, Section):
     """A classification data set whose training samples are partitioned across clients.
 
@@ -97,6 +166,9 @@ class Classification(DataSource, Section):
     )
     server: ServerSet | None = Field(
         None, description="samples that the server alone has, to train on as aggregator = fltrust does; null: none"
+    )
+    labelled: LabelledPart | None = Field(
+        None, description="part of each client's samples that keeps its labels; null: all of them"
     )
     shift: Shift | None = Field(
         None, description="how the samples of groups of clients differ in kind: turned images, or permuted classes"
@@ -168,7 +240,8 @@ class Classification(DataSource, Section):
         natural = held_out_users if self.partition.by_user else {}
         known = {split: owners for split, owners in natural.items() if owners is not None}
         dealt = replace(data, order=order, indptr=indptr, held_out_users=known, seed=self.seed or 0)
-        return dealt if self.shift is None else self.shift.of(dealt)
+        shifted = dealt if self.shift is None else self.shift.of(dealt)
+        return shifted if self.labelled is None else self.labelled.of(shifted)
 
 
 def hold_out(n: int, share: float, seed: int, part: str = "validation") -> tuple[IntArray, IntArray]:

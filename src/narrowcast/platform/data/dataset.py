@@ -30,6 +30,11 @@ class Dataset(RunInput):
         return None
 
     @property
+    def labels_at_clients(self) -> bool:
+        """Return whether some training samples of clients have targets; True by default."""
+        return True
+
+    @property
     def inputs(self) -> Arrays:
         """The inputs of the training samples by name; none by default."""
         return {}

@@ -100,6 +100,28 @@ class Labelled:
 
 
 @dataclass(frozen=True, eq=False)
+class Unlabelled:
+    """Clients' samples whose targets are not known to anybody.
+
+    Client u has the samples `order[indptr[u]:indptr[u + 1]]` of `features`; shapes: features [m, ...], indptr [U + 1].
+    """
+
+    features: Features
+    order: IntArray
+    indptr: IntArray
+
+    @cached_property
+    def examples(self) -> IntArray:
+        """Number of these samples of every client, [U]."""
+        return np.diff(self.indptr)
+
+    def of_clients(self, clients: IntArray) -> Unlabelled:
+        """Return those of these clients, as the only ones and in that order; features are shared."""
+        rows, counts = ClientIndex(self.order, self.indptr).rows(clients)
+        return Unlabelled(self.features, rows, np.concatenate([[0], np.cumsum(counts)]))
+
+
+@dataclass(frozen=True, eq=False)
 class Samples(Dataset):
     """A data set of samples partitioned across U clients by index, without copying samples.
 
@@ -111,6 +133,9 @@ class Samples(Dataset):
     `held_out_users` has the client of each sample of `validation` and `test`, [n], if these come from the clients' own
     users. Otherwise `of_clients` deals these samples to the clients, by `seed`. `public` samples are held by all
     clients and belong to no client; those of `server` are held by the server alone, which may train on them.
+
+    `unlabelled` are the clients' samples without targets; None: there are none. They may be all that clients have, with
+    an empty `order`: `train` then is `server`.
     """
 
     name: str
@@ -125,6 +150,7 @@ class Samples(Dataset):
     seed: int = 0
     public: Labelled | None = None
     server: Labelled | None = None
+    unlabelled: Unlabelled | None = None
 
     @property
     def targets(self) -> Targets:
@@ -144,15 +170,22 @@ class Samples(Dataset):
         """Number of clients, U."""
         return len(self.indptr) - 1
 
+    @property
+    def labels_at_clients(self) -> bool:
+        """Return whether clients have samples with targets."""
+        return self.unlabelled is None or len(self.order) > 0
+
     @cached_property
     def examples(self) -> IntArray:
-        """Number of training samples of every client, [U]."""
+        """Number of samples that every client trains on, [U]: with targets, or without if no client has any with."""
+        if self.unlabelled is not None and not self.labels_at_clients:
+            return self.unlabelled.examples
         return np.diff(self.indptr)
 
     @property
     def owners(self) -> IntArray:
         """The client of each entry of `order`, [n]."""
-        return np.repeat(np.arange(self.n_clients), self.examples)
+        return np.repeat(np.arange(self.n_clients), np.diff(self.indptr))
 
     def of_clients(self, split: ClientSplit) -> ClientIndex:
         """Return each client's own samples of a split: of users their own, else those of `split_like_training`.
@@ -166,6 +199,14 @@ class Samples(Dataset):
     def examples_of(self, split: ClientSplit) -> IntArray:
         """Return the number of each client's own samples of a split, [U]."""
         return np.diff(self.of_clients(split).indptr)
+
+    def client_of_each(self, split: ClientSplit) -> IntArray:
+        """Return the client of each sample of a split, [n]; -1 for those of none."""
+        owners = np.full(len(getattr(self, split)), -1)
+        if len(owners):
+            index = self.of_clients(split)
+            owners[index.order] = np.repeat(np.arange(self.n_clients), np.diff(index.indptr))
+        return owners
 
     @cached_property
     def _client_indices(self) -> dict[ClientSplit, ClientIndex]:
@@ -214,11 +255,12 @@ class Samples(Dataset):
         return {
             "clients": self.n_clients,
             self.targets: self.n_outputs,
-            "training_samples": len(self.train),
+            "training_samples": len(self.train) if self.labels_at_clients else 0,
             "validation_samples": len(self.validation),
             "test_samples": len(self.test),
             **({} if self.public is None else {"public_samples": len(self.public)}),
             **({} if self.server is None else {"server_samples": len(self.server)}),
+            **({} if self.unlabelled is None else {"unlabelled_samples": len(self.unlabelled.order)}),
         }
 
     @cached_property
@@ -231,6 +273,9 @@ class Samples(Dataset):
             arrays += [*by_name(part.features).items(), ("", part.labels)]
         if self.server is not None:
             arrays += [*by_name(self.server.features).items(), ("server", self.server.labels)]
+        if self.unlabelled is not None:
+            arrays += by_name(self.unlabelled.features).items()
+            arrays += [("unlabelled", self.unlabelled.order), ("unlabelled", self.unlabelled.indptr)]
         for name, array in arrays:
             hasher.update(f"{name}\0{array.dtype.str}\0{array.shape}".encode())
             hasher.update(np.ascontiguousarray(array).data)

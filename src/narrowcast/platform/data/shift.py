@@ -44,7 +44,7 @@ class ClientShift(Section, ABC):
         Held-out samples belong to the clients that `Samples.of_clients` says, and to group 0 if they belong to none.
         """
         self.check(data)
-        owners = {split: _owners(data, split) for split in _SPLITS}
+        owners = {split: data.client_of_each(split) for split in _SPLITS}
         changed: dict[str, Any] = {
             split: self.changed(getattr(data, split), np.where(of_split < 0, 0, of_split % self.groups), data)
             for split, of_split in owners.items()
@@ -53,15 +53,6 @@ class ClientShift(Section, ABC):
             split: of_split for split, of_split in owners.items() if split != "train" and len(of_split)
         }
         return replace(data, **changed, held_out_users=held_out)
-
-
-def _owners(data: Samples, split: ClientSplit) -> IntArray:
-    """Return the client of each sample of a split, [n]; -1 for those of none."""
-    owners = np.full(len(getattr(data, split)), -1)
-    if len(owners):
-        index = data.of_clients(split)
-        owners[index.order] = np.repeat(np.arange(data.n_clients), np.diff(index.indptr))
-    return owners
 
 
 class Rotated(ClientShift):

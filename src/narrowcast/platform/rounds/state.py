@@ -233,6 +233,7 @@ class Run:
     def check(self) -> None:
         """Raise `UserError` if model, training, algorithm, data and plan do not fit together."""
         check_traits(self.algorithm)
+        self._check_labels()
         self.task.model.check(self.task.data)
         self.task.training.check(self.task)
         self.algorithm.check(self.task)
@@ -242,6 +243,20 @@ class Run:
         check_client_evaluation(self.plan.evaluate_clients, self.task)
         self._check_new_clients()
         check_attack(self.algorithm.plain, self.task, buffered=self.plan.schedule.kind == "buffered")
+
+    def _check_labels(self) -> None:
+        """Raise `UserError` if no client has a label, and the algorithm, or an attack, needs some."""
+        if self.task.data.labels_at_clients:
+            return
+        for setting, needs in (
+            (f"algorithm.kind = {self.algorithm.kind}", not self.traits.needs_no_labels),
+            ("attack", self.task.adversary is not None),
+        ):
+            if needs:
+                raise UserError(
+                    f"{setting} needs samples with labels, and with data.labelled.samples = 0 no client has any; let "
+                    "clients keep some, or use algorithm.kind = semi_supervised without attacks"
+                )
 
     def _check_new_clients(self) -> None:
         """Raise `UserError` for new clients that nobody measures, or whose private parameters nobody trains."""
