@@ -118,10 +118,12 @@ class LabelledPart(Section):
         held_out: dict[str, IntArray] = {
             split: data.client_of_each(split) for split in HELD_OUT if len(getattr(data, split))
         }
-        nobody_has = data.server is not None and not len(with_labels)
+        train = data.train.take(with_labels)
+        if data.server is not None and not len(with_labels):
+            train = data.server
         return replace(
             data,
-            train=data.server if nobody_has else data.train.take(with_labels),
+            train=train,
             order=known.order,
             indptr=known.indptr,
             held_out_users=held_out,
