@@ -99,6 +99,7 @@ PUBLIC = {
     ("algorithms/federated/unit_slices.py", "'circle'"),
     ("algorithms/federated/fedma.py", "'matching order'"),
     ("algorithms/federated/fedmd.py", "'public subset'"),
+    ("algorithms/federated/server_free.py", "'elected server'"),
     ("algorithms/federated/downloads.py", "'downlink codec'"),
     ("algorithms/federated/downloads.py", "'download'"),
     ("algorithms/client/uploads.py", "'codec'"),

@@ -430,6 +430,18 @@ class Algorithm(ABC):
         del server, broadcast, task, recipients
         return None
 
+    def exchanged_bits(
+        self, broadcast: Arrays, task: Task, round_index: int, uploads: IntArray, downloads: IntArray
+    ) -> tuple[IntArray, IntArray] | None:
+        """Return the bits that each client of a cohort sends and receives if they exchange messages, [C] each.
+
+        They are all of its bits in the round, and follow from `uploads` and `downloads` [C], the sizes of the messages
+        to and from a server, of the whole cohort in ascending order: not from what arrives. It is None, the default,
+        if there is a server.
+        """
+        del broadcast, task, round_index, uploads, downloads
+        return None
+
     @abstractmethod
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Return the sum of the chunks' partial sums, taken in the order of the chunks."""

@@ -53,13 +53,24 @@ class OpenRound:
         """Return the bits that each client will send if nothing limits it, [C]; None if only the training can tell."""
         return self.run.algorithm.upload_bits(self.broadcast.arrays, self.run.task, self.cohort)
 
-    def seconds_until_done(self, examples: IntArray, uplink_bits: IntArray) -> FloatArray:
-        """Return the seconds from the start of the round until each client's upload is in, [C] in cohort order."""
-        upload_seconds = uplink_bits / self.link_allocation.uplink_bits_per_second
-        run, profiles = self.run, self.run.task.profiles.take(self.cohort)
+    def exchanged_bits(self, uploads: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the bits that each client sends and receives in the round, [C] each, if uploads have these sizes."""
+        of_cohort = self.run.algorithm.exchanged_bits(
+            self.broadcast.arrays, self.run.task, self.round_index, uploads, self.downlink_bits
+        )
+        return (uploads, self.downlink_bits) if of_cohort is None else of_cohort
+
+    def seconds_until_done(self, examples: IntArray, uploads: IntArray) -> FloatArray:
+        """Return the seconds from the start of the round until each client's messages are in, [C] in cohort order."""
+        sent, received = self.exchanged_bits(uploads)
+        links, run, profiles = self.link_allocation, self.run, self.run.task.profiles.take(self.cohort)
+        upload_seconds = sent / links.uplink_bits_per_second
+        download_seconds = self.download_seconds
+        if received is not self.downlink_bits:
+            download_seconds = download_seconds + (received - self.downlink_bits) / links.downlink_bits_per_second
         work = run.algorithm.relative_work(self.broadcast.arrays, run.task, self.cohort)
         weighed = examples if work is None else examples * work
-        return run.plan.clock.client_seconds(profiles, weighed, self.download_seconds, upload_seconds)
+        return run.plan.clock.client_seconds(profiles, weighed, download_seconds, upload_seconds)
 
 
 def make_chunks(

@@ -20,7 +20,7 @@ from narrowcast.platform.rounds.chunks import OpenRound
 from narrowcast.platform.rounds.contract_checks import check_round_metrics, check_step, method_of
 from narrowcast.platform.rounds.evaluation import evaluate
 from narrowcast.platform.rounds.ledger import NO_RANK, ChunkResult, RoundLedger, RoundRecord, joined_metrics
-from narrowcast.platform.rounds.opening import account, late_clients
+from narrowcast.platform.rounds.opening import account
 from narrowcast.platform.rounds.outcome import Outcome, Timing
 from narrowcast.platform.rounds.state import LiveState
 from narrowcast.platform.storage.host import host_clock
@@ -54,8 +54,7 @@ def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResul
     """Step the server and commit a synchronous round; the caller fills in the outcome's wall time."""
     clock = live.run.plan.clock
     stepped = step_server(live, opened.broadcast.arrays, [result.partial for result in results if not result.dropped])
-    ledger = account(opened, results)
-    _, until = late_clients(opened, ledger.seconds, ledger.uplink_bits)
+    ledger, until = account(opened, results)
     waited = np.minimum(ledger.seconds, until)
     if stepped.requested_bits is not None:
         requested = stepped.requested_bits[opened.cohort]

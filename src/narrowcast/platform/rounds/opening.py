@@ -136,7 +136,7 @@ def calls_to_repeat(opened: OpenRound, results: Sequence[ChunkResult]) -> list[T
     """
     if opened.run.plan.waits_for_all:
         return []
-    excluded = either(opened.link_allocation.lost, account(opened, results).late)
+    excluded = either(opened.link_allocation.lost, account(opened, results)[0].late)
     assert excluded is not None
     without_excluded = [
         replace(chunk, lost=excluded[np.searchsorted(opened.cohort, chunk.clients)]) for chunk in opened.chunks
@@ -161,18 +161,20 @@ def replaced(results: list[ChunkResult], repeated: Sequence[ChunkResult]) -> lis
     return [by_index.get(result.index, result) for result in results]
 
 
-def account(opened: OpenRound, results: Sequence[ChunkResult]) -> RoundLedger:
-    """Return what each client of the round received, computed and sent, in ascending order of clients."""
+def account(opened: OpenRound, results: Sequence[ChunkResult]) -> tuple[RoundLedger, float]:
+    """Return what each client of the round received, computed and sent, and the second at which the waiting ends."""
     trained = ClientLedger.merged([result.ledger for result in results])
     seconds = opened.seconds_until_done(trained.examples, trained.uplink_bits)
-    late = late_clients(opened, seconds, trained.uplink_bits)[0] | dropped_clients(results, opened.cohort)
-    return RoundLedger(
-        **vars(trained),
-        downlink_bits=opened.downlink_bits,
+    late, until = late_clients(opened, seconds, trained.uplink_bits)
+    sent, received = opened.exchanged_bits(trained.uplink_bits)
+    ledger = RoundLedger(
+        **vars(replace(trained, uplink_bits=sent)),
+        downlink_bits=received,
         seconds=seconds,
-        late=late,
+        late=late | dropped_clients(results, opened.cohort),
         staleness=np.zeros(len(opened.cohort), dtype=np.int64),
     )
+    return ledger, until
 
 
 def open_round(live: LiveState) -> OpenRound:
