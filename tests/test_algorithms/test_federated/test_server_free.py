@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from digits import digits, make_task, relative_error
+from digits import digits, make_task, relative_error, train
+from narrowcast.algorithms.attacks.inversion import cosines
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.server_free import ServerFree, ring_sum
 from narrowcast.platform.models.networks import MLP
@@ -114,6 +115,26 @@ def test_a_ring_adds_each_segment_from_its_own_client_on() -> None:
         for hop in range(5):
             wanted[column] += parts[(first + hop) % 5, column]
     assert ring_sum(parts).tobytes() == wanted.tobytes()
+
+
+def test_the_next_client_of_a_ring_reads_an_image_at_hop_1_unless_masks_are_added() -> None:
+    task = make_task(digits([1] * 4), MLP(hidden=(6,), dtype="float64"), learning_rate=1.0)
+    (result,) = train(ServerFree(exchange="ring"), task)
+    names = ("1.bias", "1.weight", "3.bias", "3.weight")
+    parts = np.concatenate([result.partial[f"each/sum/{name}"].reshape(4, -1) for name in names], axis=1)
+    drawn = 10 * np.random.default_rng(0).standard_normal(parts.shape)
+    masked = parts + drawn - np.roll(drawn, 1, axis=0)
+    images, read = task.data.train.features[task.data.order], 0
+    for segment, row in enumerate((0, 2, 4)):  # the rows of the first layer that are whole in these segments
+        place = slice(6 + 64 * row, 6 + 64 * (row + 1))
+        if parts[segment, place].any():  # its unit is excited
+            hops = np.cumsum(np.roll(parts, -segment, axis=0)[:, place], axis=0)
+            seen = np.abs(cosines(np.stack([*hops, masked[segment, place]]), images[[segment]]))[:, 0]
+            assert seen[0] == pytest.approx(1, abs=1e-6)
+            assert seen[-1] < 0.5
+            read += 1
+    assert read
+    assert np.abs(ring_sum(masked) - ring_sum(parts)).max() < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.client.uploads import Message
-from narrowcast.algorithms.federated.gossip import MODELS, Exchange, Gossip, heard_bits
+from narrowcast.algorithms.federated.gossip import MODELS, Copying, Exchange
 from narrowcast.algorithms.federated.topology import mixed
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalUpdates, PrefixedArrays
+from narrowcast.platform.types import Arrays, Chunk, LocalUpdates, PrefixedArrays
 
 ESTIMATES = PrefixedArrays("estimates/")
 """The estimates of the clients' models, [U, ...] each, as sender and neighbours hold them."""
 
 
-class ChocoSGD(Gossip):
+class ChocoSGD(Copying):
     """q_i = Q(y_i - e_i); e_i += q_i; x_i <- y_i + gamma sum_j w_ij (e_j - e_i).
 
     The mean of the models stays what the local steps make it, whatever Q leaves out: the differences to the estimates
@@ -40,15 +38,6 @@ class ChocoSGD(Gossip):
     gamma: float = Field(
         1.0, gt=0, le=1, description="step size of the mixing; the coarser the codec, the smaller it has to be"
     )
-
-    def check(self, task: Task) -> None:
-        """Raise `UserError` if the links change, since estimates are held by those who hear all messages."""
-        super().check(task)
-        if self.topology.rounds_to_connect > 1:
-            raise UserError(
-                f"algorithm.topology = {self.topology.kind} has other links in each round, and neighbours of "  # type: ignore[attr-defined]
-                "choco_sgd need all messages of one another; use a topology whose links stay, or d_psgd"
-            )
 
     def init(self, task: Task) -> Arrays:
         """Return the models of all clients, and their estimates: the same model for each."""
@@ -71,9 +60,3 @@ class ChocoSGD(Gossip):
             estimates[name] = values.copy()
             estimates[name][exchange.clients] = moved
         return after, ESTIMATES.add(estimates)
-
-    def unheard(self, before: IntArray, exchange: Exchange) -> IntArray:
-        """Return the bits that each client has to download after an exchange, [U]: all since it last took part."""
-        missed = before.copy()
-        missed[exchange.clients] = 0
-        return np.asarray(missed + heard_bits(exchange))

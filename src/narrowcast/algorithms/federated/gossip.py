@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,8 @@ class Gossip(ClientPass):
     transmission: Literal["broadcast", "unicast"] = Field(
         "broadcast", description="a message is sent once for all neighbours, or once to each"
     )
+    directed_links: ClassVar[bool] = False
+    """Whether it mixes over links of one direction."""
 
     @property
     def traits(self) -> Traits:
@@ -91,6 +93,11 @@ class Gossip(ClientPass):
         super().check(task)
         if not isinstance(task.model, NeuralNetwork):
             raise UserError(f"algorithm.kind = {self._kind} trains networks, not {task.model.kind}")
+        if self.topology.directed and not self.directed_links:
+            raise UserError(
+                f"algorithm.topology.direction = forward: {self._kind} needs the messages of those whom a client sends "
+                "its own; use direction = both, or push_sum"
+            )
         self.topology.check(task.data.n_clients, task.seed)
 
     @property
@@ -136,14 +143,23 @@ class Gossip(ClientPass):
 
     def _times(self, broadcast: Arrays, clients: IntArray) -> IntArray:
         """Return how often each client sends its message, [C]."""
-        times: IntArray = np.maximum(broadcast[_NEIGHBOURS][clients], 1)
+        times: IntArray = np.maximum(self.receivers(broadcast)[clients], 1)
         return times if self.transmission == "unicast" else np.ones_like(times)
+
+    def receivers(self, broadcast: Arrays) -> IntArray:
+        """Return how many neighbours hear each client's message, [U]."""
+        return np.asarray(broadcast[_NEIGHBOURS])
+
+    def message_bits(self, broadcast: Arrays) -> int:
+        """Return the size of a message without a codec: that of a model."""
+        models = MODELS.of(broadcast)
+        return int(dense_wire_bits(sum(values[0].size for values in models.values()), dtype_of(models)))
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C]; None with a codec."""
         if self.codec:
             return None
-        bits = _bits_of_model(broadcast) * self._times(broadcast, clients)
+        bits = self.message_bits(broadcast) * self._times(broadcast, clients)
         return np.where(task.data.examples[clients] > 0, bits, 0)
 
     def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
@@ -163,12 +179,12 @@ class Gossip(ClientPass):
     def download_bits(self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients) -> IntArray:
         """Return the bits that each client's neighbours have sent since it last heard them, [C].
 
-        They are at most the neighbours' models as they are. Newcomers are sent the first model.
+        They are at most a whole message of each neighbour. Newcomers are sent the first model.
         """
         del task
-        whole, neighbours = broadcast.full.wire_bits(), broadcast.arrays[_NEIGHBOURS][recipients.clients]
-        unheard: IntArray = np.minimum(server[_UNHEARD][recipients.clients], neighbours * whole)
-        return unheard + np.where(recipients.last_round == 0, whole, 0)
+        most = self.receivers(broadcast.arrays)[recipients.clients] * self.message_bits(broadcast.arrays)
+        unheard: IntArray = np.minimum(server[_UNHEARD][recipients.clients], most)
+        return unheard + np.where(recipients.last_round == 0, broadcast.full.wire_bits(), 0)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Mix the models of the clients that delivered; return the state as it is if none did."""
@@ -227,15 +243,32 @@ def consensus_error(models: Arrays) -> float:
     )
 
 
-def _bits_of_model(broadcast: Arrays) -> int:
-    """Return the size of one client's model without a codec."""
-    models = MODELS.of(broadcast)
-    return int(dense_wire_bits(sum(values[0].size for values in models.values()), dtype_of(models)))
-
-
 def heard_bits(exchange: Exchange) -> IntArray:
     """Return the bits that each client's neighbours sent in an exchange, [U]."""
     sent = np.zeros(exchange.mixing.weights.shape[0], dtype=np.int64)
     sent[exchange.clients] = exchange.bits
     heard: IntArray = exchange.mixing.neighbours @ sent
     return heard
+
+
+class LastingLinks(Gossip):
+    """Gossip over links that stay, since clients keep what was sent over each."""
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` if the links change."""
+        super().check(task)
+        if self.topology.rounds_to_connect > 1:
+            raise UserError(
+                f"algorithm.topology = {self.topology.kind} has other links in each round, and clients of "  # type: ignore[attr-defined]
+                f"{self._kind} keep what was sent over each; use a topology whose links stay, or d_psgd"
+            )
+
+
+class Copying(LastingLinks):
+    """Gossip whose clients keep copies that all messages of a neighbour make up."""
+
+    def unheard(self, before: IntArray, exchange: Exchange) -> IntArray:
+        """Return the bits that each client has to download after an exchange, [U]: all since it last took part."""
+        missed = before.copy()
+        missed[exchange.clients] = 0
+        return np.asarray(missed + heard_bits(exchange))

@@ -52,6 +52,16 @@ class Topology(Section, ABC):
     def links(self, n_clients: int, round_index: int, seed: int) -> IntArray:
         """Return the links of a round, [E, 2]: pairs of different clients, each once."""
 
+    @property
+    def directed(self) -> bool:
+        """Whether messages go over a link in one direction alone; methods with symmetric weights refuse it."""
+        return False
+
+    def arcs(self, n_clients: int, round_index: int, seed: int) -> IntArray:
+        """Return the directions of a round's links, [A, 2], from sender to receiver: both, by default."""
+        links = self.links(n_clients, round_index, seed)
+        return np.concatenate([links, links[:, ::-1]])
+
     def weights(self, n_clients: int, round_index: int, seed: int) -> csr_array:
         """Return W of a round, [U, U]: Metropolis weights, unless a topology has others on its links.
 
@@ -104,6 +114,16 @@ def symmetric_weights(links: IntArray, weights: FloatArray, n_clients: int) -> c
     return coo_array((np.concatenate([weights, weights, kept]), (rows, columns)), (n_clients, n_clients)).tocsr()
 
 
+def push_weights(arcs: IntArray, n_clients: int) -> csr_array:
+    """Return the weights [U, U] by which each sender of arcs [A, 2] divides: its column sums to 1, rows need not."""
+    from scipy.sparse import coo_array
+
+    senders, receivers = arcs.T
+    shares, clients = 1.0 / (1.0 + np.bincount(senders, minlength=n_clients)), np.arange(n_clients)
+    rows, columns = np.concatenate([receivers, clients]), np.concatenate([senders, clients])
+    return coo_array((shares[columns], (rows, columns)), (n_clients, n_clients)).tocsr()
+
+
 def lambda_2(weights: csr_array) -> float:
     """Return the second largest modulus of the eigenvalues of symmetric weights [U, U]; 0 for one client."""
     moduli = np.sort(np.abs(np.linalg.eigvalsh(weights.toarray())))
@@ -153,15 +173,40 @@ def _mixing(topology: Topology, n_clients: int, round_index: int, seed: int, sta
 
 
 def mixed(weights: csr_array, values: NDArray[np.floating]) -> FloatArray:
-    """Return sum_j w_ij x_j of values [k, ...], in float64."""
+    """Return sum_j w_ij x_j of values [k, ...] by weights [m, k], [m, ...] in float64."""
     flat = values.reshape(len(values), -1).astype(np.float64)
-    return np.asarray(weights @ flat).reshape(values.shape)
+    return np.asarray(weights @ flat).reshape(weights.shape[0], *values.shape[1:])
+
+
+Direction = Annotated[
+    Literal["both", "forward"],
+    Field(description="a client sends to those before and after it, or to those after it alone, as push_sum can"),
+]
+
+
+def _forward(n_clients: int, hops: IntArray) -> IntArray:
+    """Return the arcs from each client to those so many places after it, [A, 2]."""
+    senders = np.repeat(np.arange(n_clients), len(hops))
+    arcs = np.column_stack([senders, (senders + np.tile(hops, n_clients)) % n_clients])
+    return arcs[arcs[:, 0] != arcs[:, 1]]
 
 
 class Ring(Topology):
     """A ring: client i has the neighbours i - 1 and i + 1."""
 
     kind: Literal["ring"] = "ring"
+    direction: Direction = "both"
+
+    @property
+    def directed(self) -> bool:
+        """Whether client i sends to i + 1 alone."""
+        return self.direction == "forward"
+
+    def arcs(self, n_clients: int, round_index: int, seed: int) -> IntArray:
+        """Return the directions of a round's links, [A, 2]."""
+        if self.directed:
+            return _forward(n_clients, np.ones(1, dtype=np.int64))
+        return super().arcs(n_clients, round_index, seed)
 
     def links(self, n_clients: int, round_index: int, seed: int) -> IntArray:
         """Return the links of a round, [E, 2]."""
@@ -237,17 +282,30 @@ class Exponential(Topology):
     Reference: Ying et al., Exponential Graph is Provably Efficient for Decentralized Deep Training, NeurIPS 2021
     (arXiv:2110.13363).
 
-    Differs from the paper: 1. links are in both directions, so that weights are symmetric.
+    Differs from the paper: 1. links are in both directions by default, so that weights are symmetric.
     """
 
     kind: Literal["exponential"] = "exponential"
+    direction: Direction = "both"
+
+    @property
+    def directed(self) -> bool:
+        """Whether client i sends to i + 2^k alone."""
+        return self.direction == "forward"
 
     def links(self, n_clients: int, round_index: int, seed: int) -> IntArray:
         """Return the links of a round, [E, 2]."""
         del round_index, seed
-        hops = 2 ** np.arange(int(n_clients - 1).bit_length())
-        clients = np.repeat(np.arange(n_clients), len(hops))
-        return distinct_links(np.column_stack([clients, (clients + np.tile(hops, n_clients)) % n_clients]))
+        return distinct_links(_forward(n_clients, self._hops(n_clients)))
+
+    def arcs(self, n_clients: int, round_index: int, seed: int) -> IntArray:
+        """Return the directions of a round's links, [A, 2]."""
+        if self.directed:
+            return _forward(n_clients, self._hops(n_clients))
+        return super().arcs(n_clients, round_index, seed)
+
+    def _hops(self, n_clients: int) -> IntArray:
+        return 2 ** np.arange(int(n_clients - 1).bit_length())
 
 
 class ErdosRenyi(Topology):
@@ -311,6 +369,11 @@ class Intermittent(Topology):
     def stamp(self) -> tuple[int, ...]:
         """That of the other topology."""
         return self.topology.stamp
+
+    @property
+    def directed(self) -> bool:
+        """That of the other topology."""
+        return self.topology.directed
 
     @property
     def rounds_to_connect(self) -> int:

@@ -45,6 +45,8 @@ ALGORITHMS = Registry(
         "server_free": "algorithms.federated.server_free:ServerFree",
         "d_psgd": "algorithms.federated.d_psgd:DPSGD",
         "choco_sgd": "algorithms.federated.choco_sgd:ChocoSGD",
+        "dcd_psgd": "algorithms.federated.dcd_psgd:DCDPSGD",
+        "push_sum": "algorithms.federated.push_sum:PushSum",
         "dynamic_averaging": "algorithms.federated.dynamic_averaging:DynamicAveraging",
     },
 )
