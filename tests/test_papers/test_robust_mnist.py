@@ -10,7 +10,7 @@ import pytest
 from narrowcast.experiment import load_experiment
 from narrowcast_papers.robust import matrix
 from narrowcast_papers.robust.matrix import NONE, SPLITS, TEST_SEEDS, TUNING_SEEDS, Matrix, Settings, experiment_of
-from narrowcast_papers.robust.tables import ATTACKS, BACKDOORS, CODECS, DEFENCES, RULES, THROUGH_CODECS
+from narrowcast_papers.robust.tables import ATTACKS, BACKDOORS, CODECS, DEFENCES, RULES, THROUGH_CODECS, TRUSTED
 
 Row = dict[str, str]
 MEAN = "mean"
@@ -62,14 +62,14 @@ def test_the_matrix_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("methods", "attacks"),
-    [(RULES, ATTACKS), (CODECS, THROUGH_CODECS), (DEFENCES, BACKDOORS)],
-    ids=["rules", "codecs", "backdoors"],
+    ("methods", "attacks", "server"),
+    [(RULES, ATTACKS, 0), (CODECS, THROUGH_CODECS, 0), (DEFENCES, BACKDOORS, 0), (TRUSTED, ATTACKS, 100)],
+    ids=["rules", "codecs", "backdoors", "trust"],
 )
-def test_every_cell_is_an_experiment(methods: Settings, attacks: Settings) -> None:
+def test_every_cell_is_an_experiment(methods: Settings, attacks: Settings, server: int) -> None:
     for method in methods.values():
         for attack in attacks.values():
-            of = experiment_of("iid", method, attack, 0.2, 3)
+            of = experiment_of("iid", method, attack, 0.2, 3, server=server)
             assert load_experiment(of.plain()).identity() == of.identity()
             assert (of.attack is None) == (not attack)
 

@@ -47,6 +47,25 @@ def test_a_study_from_its_file_to_its_best_configuration(tmp_path: Path) -> None
     assert result(tmp_path / "again")["model_sha256"] == trial["model_sha256"][0]
 
 
+def test_the_strength_of_an_attack_is_searched_and_a_trial_is_the_plain_run(tmp_path: Path) -> None:
+    attack = "{kind: trigger, size: 2, attackers: 8}"
+    base = EXPERIMENT.replace("rounds: 10", f"rounds: 2\n  attack: {attack}")
+    search = "study: {objectives: {validation.accuracy: maximize}, sampler: grid, trials: 2, backend: local}\n"
+    study = write_study(tmp_path, f"{base}{search}space: {{attack.factor: [1.0, 6.0]}}\n")
+    assert narrowcast("tune", study, "--output", tmp_path, "study.holdout.trials=0").status == 0
+    shas = {
+        row["attack.factor"]: result(tmp_path / "digits" / "trials" / f"{number:05d}")["model_sha256"]
+        for number, row in enumerate(trials(tmp_path / "digits"))
+    }
+    settings = ["rounds=2", "evaluate_every=2", "data.clients=40", f"attack={attack}", "attack.factor=6"]
+    said = narrowcast(
+        *("run", "fedavg-digits", *settings, "--backend", "local", "--output", tmp_path, "name=plain"),
+        "tracking.system_metrics=false",
+    )
+    assert (said.status, said.err) == (0, "")
+    assert shas["6.0"] == [result(tmp_path / "plain")["model_sha256"]] != shas["1.0"]
+
+
 def test_a_study_is_the_same_twice_and_however_it_is_cut(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     assert narrowcast("tune", study, "--output", tmp_path / "whole").status == 0

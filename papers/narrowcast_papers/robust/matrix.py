@@ -40,9 +40,15 @@ Cell = tuple[str, str, str]
 
 
 def experiment_of(
-    split: str, algorithm: Mapping[str, Any], attack: Mapping[str, Any], rate: float, seed: int, model: Any = "softmax"
+    split: str,
+    algorithm: Mapping[str, Any],
+    attack: Mapping[str, Any],
+    rate: float,
+    seed: int,
+    model: Any = "softmax",
+    server: int = 0,
 ) -> Experiment:
-    """Return the experiment of one cell and seed, whose empty attack is none."""
+    """Return the experiment of one cell and seed, whose empty attack is none, with samples of the `server`'s own."""
     return load_experiment(
         {
             "name": "robust-mnist",
@@ -52,6 +58,7 @@ def experiment_of(
                 "clients": CLIENTS,
                 "partition": SPLITS[split],
                 "validation_share": 1 - IMAGES / 60_000,
+                "server": {"samples": server} if server else None,
             },
             "model": model,
             "algorithm": algorithm,
@@ -63,8 +70,8 @@ def experiment_of(
 
 
 @lru_cache(maxsize=1)
-def _data(split: str, seed: int) -> Any:
-    return experiment_of(split, {"kind": "fedavg"}, {}, 1.0, seed).data_source.load()
+def _data(split: str, seed: int, server: int) -> Any:
+    return experiment_of(split, {"kind": "fedavg"}, {}, 1.0, seed, server=server).data_source.load()
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,8 @@ class Matrix:
     """Methods under attacks on some of the splits; each method is compared with the one that is the `reference`.
 
     The measurements are in the CSV file `file`, those of an outcome in `columns` besides validation and test accuracy.
-    They are compared and drawn by the column `judged`. `model` is that of all cells.
+    They are compared and drawn by the column `judged`. `model` is that of all cells, and so is the number of images of
+    the `server`'s own, which no client has.
     """
 
     title: str
@@ -84,6 +92,7 @@ class Matrix:
     columns: tuple[str, ...] = ()
     judged: str = "test"
     model: Any = "softmax"
+    server: int = 0
 
     @property
     def table(self) -> MeasuredTable:
@@ -93,8 +102,8 @@ class Matrix:
 
     def measure(self, seed: int, split: str, method: str, attack: str, rate: float) -> Iterator[Line]:
         """Yield the accuracy after the last round, in percent, and what the matrix measures besides."""
-        of = experiment_of(split, self.methods[method], self.attacks[attack], rate, seed, self.model)
-        run = Run(of, of.algorithm, of.task(_data(split, seed)))
+        of = experiment_of(split, self.methods[method], self.attacks[attack], rate, seed, self.model, self.server)
+        run = Run(of, of.algorithm, of.task(_data(split, seed, self.server)))
         *_, last = rounds(run, LocalExecutor(run))
         reached = {part: 100 * last.metrics[f"{part}.accuracy"] for part in ("validation", "test")}
         yield {**reached, **{column: measured(last, column) for column in self.columns}}

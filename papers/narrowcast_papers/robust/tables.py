@@ -1,4 +1,4 @@
-"""The matrices: 13 robust rules under eight attacks, backdoors, and what compression does to attackers."""
+"""The matrices: rules under attack, one with images of the server's own, backdoors, and codecs under attack."""
 
 from __future__ import annotations
 
@@ -83,6 +83,14 @@ DEFENCES = {
     for name in ("mean", "median", "geometric median", "Krum", "multi-Krum", "norm clip", "NNM, geometric median")
 }
 
+TRUSTED: Settings = {
+    "mean": FEDAVG,
+    "geometric median": RULES["geometric median"],
+    "norm clip": RULES["norm clip"],
+    "FLTrust": _by({"kind": "fltrust"}),
+}
+"""Rules on clients that lack the 100 images of the server, from which FLTrust alone learns."""
+
 ROBUST = Matrix(
     "Test accuracy (%) of 13 rules under eight attacks, 4 of 20 clients attack",
     "robust-mnist.csv",
@@ -90,6 +98,15 @@ ROBUST = Matrix(
     RULES,
     ATTACKS,
     "mean",
+).table
+TRUST = Matrix(
+    "Test accuracy (%) where the server has 100 images of its own, 4 of 20 clients attack",
+    "fltrust-mnist.csv",
+    ("Dirichlet 0.3",),
+    TRUSTED,
+    ATTACKS,
+    "mean",
+    server=100,
 ).table
 COMPRESSED = Matrix(
     "Test accuracy (%) of FedAvg by codec under attack, 4 of 20 clients attack",
