@@ -16,18 +16,21 @@ from narrowcast.algorithms.federated.semi_supervised import SemiSupervised
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws.small_tasks import (
     PLAN,
+    local_call,
     run,
     samples,
     sha256,
     stepped,
     task_on,
     train_everyone,
+    trained,
 )
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Samples, Unlabelled, one_array
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP, Softmax
 from narrowcast.platform.rounds.state import Run
+from narrowcast.platform.types import LocalTerms, Phase
 
 COUNTS = np.array([5, 9, 0, 3])
 STILL = {"shift": 0, "operations": 0, "cutout": 0}
@@ -142,3 +145,9 @@ def test_what_it_cannot_train_is_refused_in_one_line() -> None:
             semi_supervised("fixmatch").check(task_on(data, Softmax()))
     with pytest.raises(UserError, match=r"^algorithm\.kind = fedavg needs samples with labels, and with data\."):
         Run(PLAN, FedAvg(), task(labels=False)).check()
+    call = local_call(task(), task().initial_parameters(), [0])
+    phased = LocalTerms(phases=(Phase(("0.weight",), 1),), consistency=semi_supervised("uda").consistency)
+    with pytest.raises(
+        UserError, match=r"^LocalTerms\.consistency: training in phases takes samples with labels alone"
+    ):
+        trained(replace(call, terms=phased))

@@ -120,6 +120,8 @@ def _in_phases(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     if terms.rule is not None or (schedule is not None and schedule.by_step):
         unfit = "local step of its own" if schedule is None else f"training.learning_rate_schedule = {schedule.kind}"
         raise UserError(f"{unfit}: this algorithm trains in phases, which take plain steps; {BY_ROUND_ADVICE}")
+    if terms.consistency is not None:
+        raise UserError("LocalTerms.consistency: training in phases takes samples with labels alone; leave out one")
     left = [epochs_of(call.chunk, call.terms, training.epochs) for call in calls]
     rest = Phase(trained_names(calls[0]), max(int(epochs.max(initial=0)) for epochs in left))
     ended: list[LocalUpdates] = []

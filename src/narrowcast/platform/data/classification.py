@@ -167,7 +167,8 @@ class Classification(DataSource, Section):
         None, description="samples that all clients hold besides their own, for distillation; null: none"
     )
     server: ServerSet | None = Field(
-        None, description="samples that the server alone has, to train on as aggregator = fltrust does; null: none"
+        None,
+        description="samples that the server alone has, for aggregator = fltrust and labelled.samples = 0; null: none",
     )
     labelled: LabelledPart | None = Field(
         None, description="part of each client's samples that keeps its labels; null: all of them"
