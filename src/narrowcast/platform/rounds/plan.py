@@ -119,7 +119,7 @@ class Plan(Section):
     sampling: AnySampling = Field(
         RoundRobin(),
         description="client sampling: a shuffled rotation, or an independent draw in each round: of equal "
-        "probabilities, by the clients' numbers of examples, or of each client by itself",
+        "probabilities, by the clients' numbers of examples, of each client by itself, or of as many as have time",
     )
     replacement: bool = Field(
         False,
