@@ -9,14 +9,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
 from narrowcast.cli.shared import FOLDER, console, gc_paused, names_of_runs
 from narrowcast.platform.config.plugins import check_installed
 from narrowcast.platform.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from narrowcast.runs.result import Result, SolveResult
 
 
 @click.command()
@@ -92,11 +97,26 @@ def report(runs: tuple[str, ...], output: Path, file: Path | None, each: bool, a
 
     folders = find_runs(runs, output)
     if len(folders) == 1:
-        path = load_any(folders[0]).report(file or folders[0] / "report.html")
+        run = load_any(folders[0])
+        path = run.report(file or folders[0] / "report.html", _controls(run))
     else:
         compared = compare(folders, output=output, by_seed=not each, against=against)
         path = compared.report(file or output / "report.html")
     click.echo(f"report  {path}")
+
+
+def _controls(run: Result | SolveResult) -> list[str]:
+    """Return the part of a report on a run beside its controls, as HTML; none for a run that has no controls."""
+    from narrowcast.api import compare
+    from narrowcast.runs.html_report import section
+    from narrowcast.runs.result import Result
+
+    comparison = compare(run) if isinstance(run, Result) and run.file.personal else None
+    if comparison is None or not comparison.remarks:
+        return []
+    table = comparison.text_tables().get("Metrics over clients")
+    rows = [table.html()] if table is not None and comparison.added else []
+    return [section("Controls", "".join([*rows, *(f"<p>{escape(line)}</p>" for line in comparison.remarks)]))]
 
 
 @click.command()

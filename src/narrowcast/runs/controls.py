@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from narrowcast.platform.config.trust import read_json
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metrics import MEAN, clients_metric, format_metric, is_better, metric_label
 from narrowcast.runs.folder import CONFIG, RESULT, SEEDS, settings_of, without_seed
-from narrowcast.runs.html_report import section
 from narrowcast.runs.result import Result
 
 if TYPE_CHECKING:
@@ -48,21 +46,6 @@ def controls_beside(runs: Sequence[Result]) -> list[Result]:
                 wanted.remove(role)
                 controls.append(run)
     return controls
-
-
-def report_part(run: Result) -> list[str]:
-    """Return the part of a report that shows a run beside its controls, as HTML; none for a run that has none."""
-    if not run.file.personal:
-        return []
-    from narrowcast.runs.comparison import Comparison  # which imports this module
-
-    controls = controls_beside([run])
-    comparison = Comparison((run, *controls), added=tuple(control.name for control in controls))
-    if not comparison.remarks:
-        return []
-    table = comparison.text_tables().get("Metrics over clients")
-    rows = [table.html()] if table is not None and controls else []
-    return [section("Controls", "".join([*rows, *(f"<p>{escape(line)}</p>" for line in comparison.remarks)]))]
 
 
 def _has_controls(run: Result) -> bool:

@@ -214,13 +214,16 @@ class FinishedRun(ABC, Generic[FileT_co]):
             raise UserError(f"{self.name} has no figure {wanted}; it has {', '.join(known)}")
         return known[wanted]
 
-    def report(self, path: str | Path) -> Path:
-        """Write the run's results, figures and configuration to one HTML file and return its path."""
+    def report(self, path: str | Path, beside: Iterable[str] = ()) -> Path:
+        """Write the run's results, figures and configuration to one HTML file and return its path.
+
+        The parts `beside`, which are HTML, stand between results and figures.
+        """
         figures = [
             html_report.section(_FIGURE_TITLES[name], html_report.image(figure, _FIGURE_TITLES[name]))
             for name, figure in self.figures().items()
         ]
-        page = html_report.html_page(f"Run {self.name}", self.report_parts(figures))
+        page = html_report.html_page(f"Run {self.name}", self.report_parts([*beside, *figures]))
         return html_report.write_report(page, path)
 
     def report_parts(self, figures: Iterable[str]) -> list[str]:

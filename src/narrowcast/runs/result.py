@@ -5,7 +5,7 @@ Reading executes no code: the tables are Parquet, the model or answer is safeten
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -295,12 +295,6 @@ class Result(FinishedRun[ResultFile]):
         title = f"{self.name}: {self.file.algorithm} on {self.file.data}"
         of_clients = self.client_metrics_table if self.evaluates_clients else None
         return run_figures(self.history, self._client_table, title, of_clients, self.file.shares)
-
-    def report_parts(self, figures: Iterable[str]) -> list[str]:
-        """Return the parts of the report; a run whose clients have models of their own stands beside its controls."""
-        from narrowcast.runs.controls import report_part  # which imports this module
-
-        return super().report_parts([*report_part(self), *figures])
 
     def summary(self) -> list[tuple[str, str]]:
         """Return the summary as pairs of a label and a formatted value."""
