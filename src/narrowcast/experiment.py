@@ -78,6 +78,10 @@ def _default_backend() -> Backend:
     return RayBackend() if os.environ.get("RAY_ADDRESS") else LocalBackend()
 
 
+LATER = {"new_clients": 0, "attack": None, "clock.uploads": "parallel", "data.labelled": None}
+"""Settings that earlier versions did not have, by dotted path, each with the value for which runs are as they were."""
+
+
 class Experiment(Plan, Identified, metaclass=_Checked):
     """One federated run: data, model, algorithm, fleet, where it runs and where it is tracked.
 
@@ -200,12 +204,11 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         """Return those of the nested values that are part of the identity, by dotted path.
 
         With a seed of the clients' own, runs are others than those of version 0.2, whose streams were not hashed.
-        Without new clients, attackers and uploads that take turns, they are those of versions that had none.
+        Without what `LATER` names, they are those of versions that did not have it.
         """
         own = values.get("client_seed") not in (None, values.get("seed"))
-        kept = {name: value for name, value in values.items() if value or name not in ("new_clients", "attack")}
-        identity = super().identity_of(kept) | ({"client_streams": "hashed"} if own else {})
-        return {name: value for name, value in identity.items() if (name, value) != ("clock.uploads", "parallel")}
+        identity = super().identity_of(values) | ({"client_streams": "hashed"} if own else {})
+        return {name: value for name, value in identity.items() if (name, value) not in LATER.items()}
 
 
 def load_experiment(source: str | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()) -> Experiment:

@@ -14,7 +14,6 @@ import pytest
 
 import narrowcast
 from narrowcast.experiment import load_experiment, load_replicas
-from narrowcast.platform.config.run_fields import Identified, digest_of
 from narrowcast.platform.seeds import PrivateSeed, generator, stream_keys, uniform_bits
 
 SOURCE = Path(narrowcast.__file__).parent
@@ -303,6 +302,4 @@ def test_a_run_whose_clients_have_a_seed_of_their_own_is_another_than_that_of_ve
     for settings, hashed in ([], False), (["client_seed=0"], False), (["client_seed=5"], True):
         experiment = load_experiment("fedavg-digits", settings)
         assert ("client_streams" in experiment.identity()) == hashed
-        of_then = {name: value for name, value in experiment.plain().items() if name not in ("new_clients", "attack")}
-        former = Identified.identity_of.__func__(type(experiment), of_then)  # type: ignore[attr-defined]
-        assert (digest_of(former) == experiment.digest()) != hashed
+        assert experiment.digest().startswith("c9c0b7782f36") != hashed, "a setting that is new needs a line in LATER"
