@@ -14,10 +14,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWar
 
 
 def test_a_study_from_its_file_to_its_best_configuration(tmp_path: Path) -> None:
-    said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, "study.holdout.trials=2", "study.seeds=2")
+    study = write_study(tmp_path, EXPERIMENT + ONE_OBJECTIVE + RATES + "  attack.factor: [1.0, 6.0]\n")
+    attack = "experiment.attack={kind: trigger, size: 2, attackers: 8}"
+    said = narrowcast("tune", study, "--output", tmp_path, "study.holdout.trials=2", "study.seeds=2", attack)
     assert (said.status, said.err) == (0, "")
     folder = tmp_path / "digits"
     rows = trials(folder)
+    assert {row["attack.factor"] for row in rows} == {"1.0", "6.0"}
     assert [row["state"] for row in rows] == ["complete"] * 6
     best = max(rows, key=lambda row: float(row["validation.accuracy"]))
     assert result(folder)["chosen"] == int(best["trial"])
@@ -45,25 +48,6 @@ def test_a_study_from_its_file_to_its_best_configuration(tmp_path: Path) -> None
     assert (again.status, again.err) == (0, "")
     trial = result(folder / "trials" / f"{int(best['trial']):05d}")
     assert result(tmp_path / "again")["model_sha256"] == trial["model_sha256"][0]
-
-
-def test_the_strength_of_an_attack_is_searched_and_a_trial_is_the_plain_run(tmp_path: Path) -> None:
-    attack = "{kind: trigger, size: 2, attackers: 8}"
-    base = EXPERIMENT.replace("rounds: 10", f"rounds: 2\n  attack: {attack}")
-    search = "study: {objectives: {validation.accuracy: maximize}, sampler: grid, trials: 2, backend: local}\n"
-    study = write_study(tmp_path, f"{base}{search}space: {{attack.factor: [1.0, 6.0]}}\n")
-    assert narrowcast("tune", study, "--output", tmp_path, "study.holdout.trials=0").status == 0
-    shas = {
-        row["attack.factor"]: result(tmp_path / "digits" / "trials" / f"{number:05d}")["model_sha256"]
-        for number, row in enumerate(trials(tmp_path / "digits"))
-    }
-    settings = ["rounds=2", "evaluate_every=2", "data.clients=40", f"attack={attack}", "attack.factor=6"]
-    said = narrowcast(
-        *("run", "fedavg-digits", *settings, "--backend", "local", "--output", tmp_path, "name=plain"),
-        "tracking.system_metrics=false",
-    )
-    assert (said.status, said.err) == (0, "")
-    assert shas["6.0"] == [result(tmp_path / "plain")["model_sha256"]] != shas["1.0"]
 
 
 def test_a_study_is_the_same_twice_and_however_it_is_cut(tmp_path: Path) -> None:
