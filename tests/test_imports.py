@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform.tracking"}
 OF_PLATFORM = (
-    *("types", "contracts", "solving", "seeds", "errors", "compiled", "config", "data", "models"),
+    *("types", "contracts", "traits", "solving", "seeds", "errors", "compiled", "config", "data", "models"),
     *("storage.disk", "rounds.adversary", "rounds.client_contracts", "rounds.ledger"),
 )
 """What algorithms may import of it."""

@@ -45,17 +45,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.local_training.rules import LearningRateSchedule
     from narrowcast.algorithms.secure.schemes import Masked, Plain, Protection
     from narrowcast.experiment import load_experiment
-    from narrowcast.platform.contracts import (
-        Algorithm,
-        Broadcast,
-        Fleet,
-        LocalCall,
-        OwnModel,
-        Task,
-        Training,
-        TrainingTraits,
-        Traits,
-    )
+    from narrowcast.platform.contracts import Algorithm, Broadcast, Fleet, LocalCall, OwnModel, Task, Training
     from narrowcast.platform.data.dataset import Dataset, DataSource
     from narrowcast.platform.data.interactions import Interactions
     from narrowcast.platform.data.partition import Partitioner
@@ -72,6 +62,7 @@ if TYPE_CHECKING:
     from narrowcast.platform.rounds.sampling import Availability, Draw, PredictedSeconds, Sampling
     from narrowcast.platform.seeds import generator
     from narrowcast.platform.solving import Problem, ProblemSource, Solver, StepResult, Work
+    from narrowcast.platform.traits import TrainingTraits, Traits
     from narrowcast.platform.types import (
         Arrays,
         BoolArray,
@@ -228,19 +219,9 @@ _HOMES = {
     "load_experiment": "experiment",
     "Backend": "platform.rounds.loop",
     **dict.fromkeys(
-        (
-            "Algorithm",
-            "Broadcast",
-            "Fleet",
-            "LocalCall",
-            "OwnModel",
-            "Task",
-            "Training",
-            "TrainingTraits",
-            "Traits",
-        ),
-        "platform.contracts",
+        ("Algorithm", "Broadcast", "Fleet", "LocalCall", "OwnModel", "Task", "Training"), "platform.contracts"
     ),
+    **dict.fromkeys(("TrainingTraits", "Traits"), "platform.traits"),
     **dict.fromkeys(("DataSource", "Dataset"), "platform.data.dataset"),
     "Interactions": "platform.data.interactions",
     "Partitioner": "platform.data.partition",

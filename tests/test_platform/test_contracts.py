@@ -21,8 +21,9 @@ from narrowcast.algorithms.federated.server_optimizer import Momentum
 from narrowcast.algorithms.federated.submodel import Submodel
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Plain
-from narrowcast.platform.contracts import Algorithm, Traits
+from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.traits import Traits
 
 CODEC = (Cast(),)
 OTHER_THAN_DEFAULT: dict[str, tuple[Algorithm, dict[str, Any]]] = {

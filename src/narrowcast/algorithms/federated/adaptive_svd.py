@@ -40,11 +40,12 @@ from narrowcast.algorithms.federated.fedmf import (
     named_rows,
     only_factorisation,
 )
-from narrowcast.platform.contracts import RateDistortion, Task, Traits
+from narrowcast.platform.contracts import RateDistortion, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalUpdates
 
 RowChoice = Literal["all", "strongest", "random"]

@@ -30,11 +30,12 @@ from narrowcast.algorithms.codecs.wire import FLOAT32, HEADER_BITS, dtype_of, va
 from narrowcast.algorithms.local_training.negatives import draw_samples
 from narrowcast.platform.config.fields import ROUNDS
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import Algorithm, Broadcast, Downloads, Recipients, Task, Traits
+from narrowcast.platform.contracts import Algorithm, Broadcast, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.seeds import stream_keys, uniform_unit
+from narrowcast.platform.traits import Downloads, Traits
 from narrowcast.platform.types import Arrays, Chunk, Dtype, IntArray, PrefixedArrays, RowChanges
 
 DOWNLOAD = PrefixedArrays("download/")

@@ -22,10 +22,11 @@ from narrowcast.algorithms.client.uploads import Message, Uploads
 from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.gossip import MODELS, consensus_error
-from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task, Traits
+from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import (
     Arrays,
     BoolArray,

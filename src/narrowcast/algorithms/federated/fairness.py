@@ -17,8 +17,9 @@ from narrowcast.algorithms.client.uploads import Message, bits_of_number, with_b
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
 from narrowcast.algorithms.local_training.rules import only_gradient_descent
-from narrowcast.platform.contracts import Broadcast, Task, Traits
+from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 _LOSS = "loss"

@@ -33,8 +33,9 @@ from narrowcast.algorithms.federated.downloads import DOWNLOAD, Download, SizesD
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY, ServerOptimizer, initial_slots, optimizer_step
 from narrowcast.platform.config.catalog import AGGREGATORS, SERVER_OPTIMIZERS
 from narrowcast.platform.config.kinds import kind_of
-from narrowcast.platform.contracts import Broadcast, LocalCall, Task, Traits
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, PrefixedArrays
 
 ServerLearningRate = Annotated[

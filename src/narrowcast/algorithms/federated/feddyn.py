@@ -17,7 +17,8 @@ from narrowcast.algorithms.client.sums import TensorSum, Weights, refuse_weights
 from narrowcast.algorithms.client.uploads import CONTROL, where_client, zeros_of_clients
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
-from narrowcast.platform.contracts import Task, Traits
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms, PrefixedArrays
 
 _H = PrefixedArrays(SERVER_ONLY.name("h/"))

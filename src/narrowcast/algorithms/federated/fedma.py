@@ -20,10 +20,11 @@ from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.submodel import class_counts_of
 from narrowcast.algorithms.federated.unit_matching import HeadWeights, Matching, joined_head
-from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task, Traits
+from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HiddenUnits, check_all_trained
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates, PrefixedArrays
 
 MATCHING = PrefixedArrays("matching/")

@@ -19,10 +19,11 @@ from narrowcast.algorithms.client.uploads import Message, init_codec_state
 from narrowcast.algorithms.codecs.messages import LIKELY, RowLayout
 from narrowcast.algorithms.federated.downloads import Download, SizesDownloads
 from narrowcast.algorithms.federated.fedavg import model_of
-from narrowcast.platform.contracts import Broadcast, Task, Traits
+from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import ROW_FACTORS, MaskedFactorisation
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, LocalUpdates
 
 

@@ -25,7 +25,7 @@ from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.federated.unit_slices import affordable_widths, multiplications
 from narrowcast.platform.config.catalog import LOSSES, MODELS
 from narrowcast.platform.config.kinds import kind_of
-from narrowcast.platform.contracts import Broadcast, OwnModel, Task, Traits
+from narrowcast.platform.contracts import Broadcast, OwnModel, Task
 from narrowcast.platform.data.samples import Features, Labelled, Samples, by_name, held_by, rows_of_inputs
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.measures import AbsoluteLoss, Loss
@@ -34,6 +34,7 @@ from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.modules import shapes_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 _SHARED = ("loss", "metrics", "dtype")

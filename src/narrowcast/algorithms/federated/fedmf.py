@@ -43,11 +43,12 @@ from narrowcast.algorithms.federated.fedavg import ServerLearningRate
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.algorithms.local_training.negatives import SharedNegatives
-from narrowcast.platform.contracts import Broadcast, Task, Traits
+from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds.ledger import ChunkResult
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalUpdates, Payload, RowChanges
 
 

@@ -14,9 +14,10 @@ from pydantic import Field
 
 from narrowcast.algorithms.client.sums import SumLayout
 from narrowcast.algorithms.federated.fedavg import Averaging
-from narrowcast.platform.contracts import Task, Traits
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.seeds import uniform_below, uniform_unit
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
 
 

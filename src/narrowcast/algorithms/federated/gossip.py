@@ -22,9 +22,10 @@ from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.topology import Mixing, Ring, Topology, mixing
 from narrowcast.platform.config.catalog import TOPOLOGIES
-from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task, Traits
+from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates, PrefixedArrays
 
 MODELS = PrefixedArrays("models/")

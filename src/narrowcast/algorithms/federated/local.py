@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.client.uploads import Uploads, chunk_result, finite_clients
 from narrowcast.algorithms.federated.personal import OWN
-from narrowcast.platform.contracts import Algorithm, Broadcast, LocalCall, Recipients, Task, Traits
+from narrowcast.platform.contracts import Algorithm, Broadcast, LocalCall, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.rounds.ledger import ChunkResult
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates, Payload
 
 

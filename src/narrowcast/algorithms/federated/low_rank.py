@@ -55,12 +55,13 @@ from narrowcast.algorithms.federated.rank_policy import RankPolicy, UniformRank,
 from narrowcast.algorithms.local_training.factorisation import RowCohort
 from narrowcast.algorithms.local_training.factorisation_kernels import FusedResult
 from narrowcast.platform.config.catalog import RANK_POLICIES
-from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task, Traits
+from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.seeds import generator, stream_keys, uniform_bits
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import (
     Arrays,
     BoolArray,

@@ -18,10 +18,11 @@ from narrowcast.algorithms.federated.fedavg import FedAvg, model_of
 from narrowcast.algorithms.local_training.consistency import ConsistencyLoss, FixMatch
 from narrowcast.algorithms.local_training.sgd import padded_batch
 from narrowcast.platform.config.kinds import kind_of
-from narrowcast.platform.contracts import Task, Traits
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms
 
 _UNLABELLED_WORK = 4 / 3

@@ -19,10 +19,11 @@ from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.downloads import DOWNLOAD
 from narrowcast.algorithms.federated.fedavg import Averaging, model_of
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
-from narrowcast.platform.contracts import Broadcast, Recipients, Task, Traits
+from narrowcast.platform.contracts import Broadcast, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, IntArray
 
 _STATE_BITS = DOWNLOAD.name("state_bits")

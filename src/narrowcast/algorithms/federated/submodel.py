@@ -38,11 +38,12 @@ from narrowcast.algorithms.federated.unit_slices import (
     joined_uploads,
     relative_work,
 )
-from narrowcast.platform.contracts import Broadcast, Downloads, LocalCall, Recipients, Task, Traits
+from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HiddenUnits, Units, check_all_trained
 from narrowcast.platform.rounds.ledger import ChunkResult, joined_metrics
+from narrowcast.platform.traits import Downloads, Traits
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 

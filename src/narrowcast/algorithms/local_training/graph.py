@@ -14,10 +14,11 @@ from torch.nn import functional
 
 from narrowcast.algorithms.local_training.rules import BY_ROUND_ADVICE, RateSchedule
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import Task, Training, TrainingTraits
+from narrowcast.platform.contracts import Task, Training
 from narrowcast.platform.data.graph import NodeGraph
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.graph import GCN, Features, adjacency_among, adjacency_of, features_of
+from narrowcast.platform.traits import TrainingTraits
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8

@@ -29,11 +29,12 @@ from narrowcast.algorithms.local_training.rating_kernels import (
 )
 from narrowcast.platform.compiled import read_only
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import Task, Training, TrainingTraits
+from narrowcast.platform.contracts import Task, Training
 from narrowcast.platform.data.partition import ClientIndex
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import COLUMN_FACTORS, ROW_FACTORS, ConstraintSet, MaskedFactorisation
+from narrowcast.platform.traits import TrainingTraits
 from narrowcast.platform.types import (
     Arrays,
     BoolArray,

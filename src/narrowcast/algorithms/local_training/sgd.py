@@ -52,7 +52,7 @@ from narrowcast.algorithms.local_training.rules import (
     only_gradient_descent,
 )
 from narrowcast.platform.config.files import Section
-from narrowcast.platform.contracts import LocalCall, Task, Training, TrainingTraits
+from narrowcast.platform.contracts import LocalCall, Task, Training
 from narrowcast.platform.data.samples import Labelled, Samples, each_input, joined, rows_of_inputs, signature
 from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.models.forward_pass import OWN_LAYERS, packed
@@ -60,6 +60,7 @@ from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.modules import trained_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton
 from narrowcast.platform.seeds import isolated
+from narrowcast.platform.traits import TrainingTraits
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates, Phase
 
 Scalar = TypeVar("Scalar", bound=np.generic)

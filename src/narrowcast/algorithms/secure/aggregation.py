@@ -32,11 +32,12 @@ from narrowcast.algorithms.secure.participation import ClientSecrets, Participat
 from narrowcast.algorithms.secure.schemes import Integers, Protection, RingElements
 from narrowcast.algorithms.secure.sum_chain import ESTIMATE, SumChain
 from narrowcast.algorithms.secure.unmasking import Inbox, SumOpener, protected_sums
-from narrowcast.platform.contracts import Algorithm, Broadcast, RateDistortion, Recipients, Task, Traits
+from narrowcast.platform.contracts import Algorithm, Broadcast, RateDistortion, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientKeyStore
 from narrowcast.platform.rounds.ledger import ChunkResult, ClientLedger
 from narrowcast.platform.seeds import PrivateSeed
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, PayloadError
 
 logger = logging.getLogger(__name__)

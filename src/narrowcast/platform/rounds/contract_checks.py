@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from narrowcast.platform.config.plugins import is_own, line_of
-from narrowcast.platform.contracts import Algorithm, Broadcast, Task, Traits
+from narrowcast.platform.contracts import Algorithm, Broadcast, Task
 from narrowcast.platform.errors import RunFailed, UserError, described
 from narrowcast.platform.models.model import ITEM_FACTORS
 from narrowcast.platform.rounds.adversary import Attack
 from narrowcast.platform.rounds.ledger import METRIC_NAME, ROUND_COLUMNS, ChunkResult, ClientLedger, Weighted
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, LocalUpdates, Payload
 
 _SHOWN = 3

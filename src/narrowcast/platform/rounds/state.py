@@ -19,7 +19,7 @@ import psutil
 from numpy.typing import NDArray
 
 from narrowcast.platform.compiled import one_thread
-from narrowcast.platform.contracts import Algorithm, Task, Training, Traits
+from narrowcast.platform.contracts import Algorithm, Task, Training
 from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.client_contracts import ClientSplit
@@ -27,6 +27,7 @@ from narrowcast.platform.rounds.contract_checks import check_attack, check_final
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.rounds.sampling import drawn_new_clients
 from narrowcast.platform.storage.host import allow_signals, host_clock
+from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray, KeptState, PrefixedArrays, all_finite
 
 SHARE_OF_MEMORY = 0.5
