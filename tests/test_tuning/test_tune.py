@@ -50,6 +50,16 @@ def test_a_study_from_its_file_to_its_best_configuration(tmp_path: Path) -> None
     assert result(tmp_path / "again")["model_sha256"] == trial["model_sha256"][0]
 
 
+def test_a_study_of_an_attack_alone_finds_the_strongest(tmp_path: Path) -> None:
+    study = write_study(tmp_path, EXPERIMENT + ONE_OBJECTIVE + "space: {attack.scale: [0.1, 5.0]}")
+    words = ("study.sampler=grid", "study.objectives={validation.accuracy: minimize}")
+    said = narrowcast("tune", study, "--output", tmp_path, *words, "experiment.attack={kind: sign_flip, attackers: 12}")
+    assert (said.status, said.err) == (0, "")
+    reached = {row["trial"]: float(row["validation.accuracy"]) for row in trials(tmp_path / "digits")}
+    assert len(set(reached.values())) == 2
+    assert result(tmp_path / "digits")["chosen"] == int(min(reached, key=reached.__getitem__))
+
+
 def test_a_study_is_the_same_twice_and_however_it_is_cut(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     assert narrowcast("tune", study, "--output", tmp_path / "whole").status == 0
@@ -244,6 +254,11 @@ def test_all_trials_failing_is_one_line(tmp_path: Path) -> None:
         (RATES, ("study.objectives={validation.hr@10: maximize}",), ["no run of this experiment reports", "accuracy"]),
         (RATES, ("study.objectives={test.accuracy: maximize}",), ["trials are chosen on validation"]),
         (RATES, ("study.objectives={validation.loss: maximize}",), ["it is better when lower; write minimize"]),
+        (
+            RATES + "  attack.factor: [1.0, 6.0]\n",
+            ("study.objectives={validation.loss: maximize}", "experiment.attack={kind: trigger, size: 2}"),
+            ["it is better when lower; write minimize"],
+        ),
         (
             RATES, ("study.objectives={validation.accuracy: maximise}",),
             ["study.objectives.validation.accuracy = 'maximise'", "'maximize' or 'minimize'"],

@@ -148,6 +148,8 @@ class StudySettings(Section):
         measured: Collection[str],
         costs: Collection[str],
         declared: LowerIsBetter = None,
+        *,
+        of_attack: bool = False,
     ) -> None:
         """Raise `UserError` for a name that no run reports or that selection must not see, and for a wrong direction.
 
@@ -157,6 +159,7 @@ class StudySettings(Section):
             measured: all metrics.
             costs: the costs of a trial.
             declared: the metrics that are declared as better when lower.
+            of_attack: whether an attack alone is tuned, for which the best may be what is worst for honest clients.
 
         """
         known = [*selectable, *costs]
@@ -177,7 +180,7 @@ class StudySettings(Section):
 
         for name, direction in self.objectives.items():
             lower = name in COSTS or lower_is_better(name, declared)
-            if (direction == "minimize") != lower:
+            if (direction == "minimize") != lower and not of_attack:
                 better, right = ("lower", "minimize") if lower else ("higher", "maximize")
                 raise UserError(f"study.objectives.{name} = {direction}: it is better when {better}; write {right}")
 
