@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import click
@@ -88,14 +89,17 @@ def _matching(names: Iterable[tuple[str, str | None]], incomplete: str) -> list[
     return completions or [CompletionItem(incomplete, type="file")]
 
 
+_COMMANDS = count()
+
+
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Disable garbage collection during imports, then freeze what they allocated.
+    """Disable garbage collection during the imports of a process's first command, then freeze what they allocated.
 
     Torch and MLflow make half a million objects that stay as long as the process. A second
     command of the process has imported them already, and would only keep the garbage of the first one for ever.
     """
-    if gc.get_freeze_count():
+    if next(_COMMANDS):  # gc.get_freeze_count() counts the frozen objects one by one
         yield
         return
     gc.disable()
