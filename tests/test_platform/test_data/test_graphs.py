@@ -146,8 +146,7 @@ def test_a_pointer_in_a_pickle_is_refused_by_a_process_that_lives_on(tmp_path: P
     done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        f"UserError {path}: an array has a type that is not one of numbers in little-endian order; download the file "
-        "again\n"
+        f"UserError {path}: an array has a type that is not one of u1, i4, i8, f4, f8; download the file again\n"
     )
 
 
