@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,11 +13,14 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.scaffold import Scaffold
+from narrowcast.algorithms.federated.semi_supervised import SemiSupervised
 from narrowcast.algorithms.local_training.factorisation import FactorisationSGD
+from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.experiment import load_experiment
+from narrowcast.laws.small_tasks import samples, task_on
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.networks import CNN, MLP
+from narrowcast.platform.models.networks import CNN, MLP, Softmax
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.plan import Plan
@@ -42,10 +46,15 @@ METHODS = {
     "partial": ("algorithm=partial", "algorithm.kept=head"),
     "d_psgd": ("algorithm=d_psgd", "algorithm.topology=ring"),
     "choco_sgd": ("algorithm=choco_sgd", "algorithm.topology=torus"),
+    "dcd_psgd": ("algorithm=dcd_psgd", "algorithm.topology=torus"),
+    "push_sum": ("algorithm=push_sum", "algorithm.topology=ring", "algorithm.topology.direction=forward"),
+    "ring": ("algorithm=server_free", "algorithm.exchange=ring"),
+    "dynamic_averaging": ("algorithm=dynamic_averaging", "algorithm.threshold=0.1"),
     "rfa": ("algorithm.aggregator=geometric_median",),
     "fltrust": ("algorithm.aggregator=fltrust", "data.server.samples=50"),
     "constrain-and-scale": (*TRIGGER, "attack.pull=0.1"),
     "projected": (*TRIGGER, "attack.radius=0.5"),
+    "edge_case": ("attack=edge_case", "attack.edges=digits", "attack.target=0"),
 }
 
 
@@ -79,9 +88,20 @@ def test_methods_give_server_and_clients_the_same_on_a_gpu(changes: tuple[str, .
         *_, last = LocalBackend().run(run, start(run))
         assert last.state is not None
         clients = {f"client/{name}": values for name, values in last.state.clients.items()}
-        return {**last.state.server, **clients}
+        return {name: values for name, values in {**last.state.server, **clients}.items() if np.any(values)}
 
     assert relative_error(state("cpu"), state("cpu")) < TOLERANCE
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["fixmatch", "uda"])
+def test_samples_without_labels_train_on_a_gpu_as_on_a_cpu(kind: str) -> None:
+    algorithm = SemiSupervised.model_validate({"consistency": {"kind": kind, "threshold": 0.3}})
+    on_cpu, on_cuda = (
+        task_on(samples(np.array(COUNTS)), Softmax(), training=SGD(learning_rate=0.1, batch_size=8, device=device))
+        for device in ("cpu", "cuda")
+    )
+    assert relative_error(parameters(algorithm, on_cuda), parameters(algorithm, on_cpu)) < TOLERANCE
 
 
 def test_a_gpu_batches_what_a_cpu_trains_one_by_one() -> None:
