@@ -84,7 +84,7 @@ QUICK = {
 """Pages that take less than ten seconds."""
 LONG = {
     *("experiments", "howto/benchmark-solvers", "howto/compare-methods", "howto/compress-uploads"),
-    *("howto/secure-sums", "howto/study-for-a-paper"),
+    *("howto/secure-sums", "howto/study-for-a-paper", "sdp"),
 }
 """Pages that take a minute or more, for `make thorough`."""
 
@@ -100,7 +100,7 @@ def sessions() -> list[Any]:
         if any(not block.data for block in done) and not (sets and all(map(is_here, sets))):
             cases.append(pytest.param(page, False, id=name, marks=slow))
         if sets:
-            marks = [pytest.mark.data(*sets), pytest.mark.slow]
+            marks = [pytest.mark.data(*sets), pytest.mark.slow, *([pytest.mark.thorough] if name in LONG else [])]
             cases.append(pytest.param(page, True, id=f"{name}, with data", marks=marks))
     return cases
 

@@ -117,6 +117,7 @@ def test_a_trial_that_diverges_fails_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # test_tune_plugins.py has workers on Ray
 @pytest.mark.ray
 def test_workers_on_ray_give_the_same_trials(study: Path, tmp_path: Path) -> None:
     overrides = {"study.backend": "ray", "study.parallel": 2, "study.cpus_per_worker": 0.5}
