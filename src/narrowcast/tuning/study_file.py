@@ -112,10 +112,9 @@ class StudyFile:
                 raise UserError(f"{self.origin}: {label}: {str(error).removeprefix(f'{self.origin}: ')}") from error
         subject = self.subject
         selectable, measured = subject.selectable(base, shared)
-        self.settings.check_measured(
-            *(subject.section, selectable, measured, subject.costs, subject.declared(base)),
-            of_attack=all(path.startswith("attack.") for path in self.space.dimensions),
-        )
+        of_attack = all(path.startswith("attack.") for path in self.space.dimensions)
+        costs, declared = subject.costs, subject.declared(base)
+        self.settings.check_measured(subject.section, selectable, measured, costs, declared, of_attack=of_attack)
 
 
 def load_study(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) -> StudyFile:

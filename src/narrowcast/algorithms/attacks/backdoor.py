@@ -1,4 +1,4 @@
-"""What backdoors have in common: a class of the attackers' choice, and ways to get it past a server."""
+"""Backdoors: a class of the attackers' choice, and ways to get it past a server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import Field
 
 from narrowcast.algorithms.attacks.poisoning import DataPoisoning
 from narrowcast.algorithms.attacks.tampering import boosted
+from narrowcast.platform.data.partition import random_ranks
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds.adversary import Seen, View
@@ -77,9 +78,4 @@ class Backdoor(DataPoisoning, ABC):
 
     def drawn(self, owners: IntArray, draw: np.random.Generator) -> BoolArray:
         """Return which samples have the label `target`, [n]: of each attacker the same share, at random."""
-        order = np.lexsort((draw.random(len(owners)), owners))
-        counts = np.bincount(owners)
-        starts = np.cumsum(counts) - counts
-        ranks = np.empty(len(owners), dtype=np.int64)
-        ranks[order] = np.arange(len(owners)) - np.repeat(starts, counts)
-        return ranks < np.ceil(self.share * counts)[owners]
+        return random_ranks(owners, draw) < np.ceil(self.share * np.bincount(owners))[owners]

@@ -62,6 +62,15 @@ ROWS = TENSORS.name(ITEM_FACTORS)
 """The array of a sum of rows of the item matrix."""
 EACH = PrefixedArrays("each/")
 """Arrays [k, ...] of the clients that delivered, which are not added up but put one after the other."""
+CLIENT = "client"
+"""The array of `EACH` with the numbers of these clients, for algorithms that take them in order."""
+
+
+def each_in_order(total: Arrays) -> dict[str, NDArray[Any]]:
+    """Return the arrays of `EACH` in ascending order of `CLIENT`, whatever the order of the chunks."""
+    each = EACH.of(total)
+    order = np.argsort(each[CLIENT])
+    return {name: values[order] for name, values in each.items()}
 
 
 def add_up(partials: Sequence[Arrays]) -> Arrays:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
-from narrowcast.algorithms.client.sums import EACH, TensorSum, Weights, tensor_weights, weighted_sums
+from narrowcast.algorithms.client.sums import CLIENT, TensorSum, Weights, each_in_order, tensor_weights, weighted_sums
 from narrowcast.algorithms.client.uploads import Message, Uploads
 from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
@@ -39,14 +39,14 @@ from narrowcast.platform.types import (
 )
 
 SILENCE_BITS = 1
-"""What a client sends that keeps its model to itself."""
+"""The size of the message of a client that keeps its model to itself."""
 REFERENCE = PrefixedArrays("reference/")
 """r, the model that all clients of a round shared last."""
 _WEIGHTS, _VIOLATIONS, _AVERAGED = "weights", "violations", "averaged_clients"
 _UNHEARD = "unheard_models"
 """The models that each client has to download when it takes part next, its own after an average and r, [U, 2]."""
 _REQUESTED = "requested_bits"
-_CLIENT, _DIVERGED, _WEIGHT, _BITS = "client", "diverged", "weight", "bits"
+_DIVERGED, _WEIGHT, _BITS = "diverged", "weight", "bits"
 _DIVERGENCE = PrefixedArrays("divergence/")
 
 
@@ -68,11 +68,9 @@ class Arrivals:
     @classmethod
     def of(cls, total: Arrays) -> Arrivals:
         """Read them from the sum of a round."""
-        each = EACH.of(total)
-        order = np.argsort(each[_CLIENT])
-        divergences = {name: values[order] for name, values in _DIVERGENCE.of(each).items()}
-        clients, diverged, weights, bits = (each[name][order] for name in (_CLIENT, _DIVERGED, _WEIGHT, _BITS))
-        return cls(clients, divergences, diverged, weights, bits, TensorSum.of(total))
+        each = each_in_order(total)
+        clients, diverged, weights, bits = (each[name] for name in (CLIENT, _DIVERGED, _WEIGHT, _BITS))
+        return cls(clients, _DIVERGENCE.of(each), diverged, weights, bits, TensorSum.of(total))
 
     def with_client(self, total: TensorSum, index: int) -> TensorSum:
         """Return a sum with the model of one more client."""
@@ -185,7 +183,7 @@ class DynamicAveraging(ClientPass):
         weights, diverged = self.weights_in_mean(chunk, task), message.sent(chunk, task)
         bits = _bits_of_models(arrived.tensors, len(weights))
         each = {
-            _CLIENT: chunk.clients,
+            CLIENT: chunk.clients,
             _DIVERGED: diverged,
             _WEIGHT: weights,
             _BITS: np.where(chunk.affords(bits + SILENCE_BITS), bits, 0),

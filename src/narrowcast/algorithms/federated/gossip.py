@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.client.client_pass import Arrived, ClientPass, Contribution
-from narrowcast.algorithms.client.sums import EACH
+from narrowcast.algorithms.client.sums import CLIENT, each_in_order
 from narrowcast.algorithms.client.uploads import Uploads, init_codec_state
 from narrowcast.algorithms.codecs.messages import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
@@ -34,7 +34,7 @@ _UNHEARD = "unheard_bits"
 """The bits that each client's neighbours have sent and that it has not downloaded yet, [U]."""
 _NEIGHBOURS = "neighbours"
 """The number of each client's neighbours in a round, [U]."""
-_CLIENT, _BITS = "client", "bits"
+_BITS = "bits"
 _CHANGES, _SENT = PrefixedArrays("change/"), PrefixedArrays("sent/")
 
 
@@ -82,7 +82,7 @@ class Gossip(ClientPass):
         "broadcast", description="a message is sent once for all neighbours, or once to each"
     )
     directed_links: ClassVar[bool] = False
-    """Whether it mixes over links of one direction."""
+    """True for methods that mix over links of one direction."""
 
     @property
     def traits(self) -> Traits:
@@ -128,7 +128,7 @@ class Gossip(ClientPass):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return y_i - x_i of each client, and its message as its neighbours decode it."""
         del broadcast, task
-        each = {_CLIENT: chunk.clients, **_CHANGES.add(arrived.updates.changes), **_SENT.add(arrived.tensors)}
+        each = {CLIENT: chunk.clients, **_CHANGES.add(arrived.updates.changes), **_SENT.add(arrived.tensors)}
         return Contribution(each=each)
 
     def contributed(
@@ -190,18 +190,17 @@ class Gossip(ClientPass):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Mix the models of the clients that delivered; return the state as it is if none did."""
         del broadcast
-        each = EACH.of(total)
-        order = np.argsort(each[_CLIENT])
-        clients = each[_CLIENT][order]
+        each = each_in_order(total)
+        clients = each[CLIENT]
         if not len(clients):
             return server
         models = MODELS.of(server)
         exchange = Exchange(
             clients,
-            each[_BITS][order],
+            each[_BITS],
             {name: values[clients] for name, values in models.items()},
-            {name: values[order] for name, values in _CHANGES.of(each).items()},
-            {name: values[order] for name, values in _SENT.of(each).items()},
+            _CHANGES.of(each),
+            _SENT.of(each),
             self._mixing(task, round_index),
         )
         after, kept = self.mixed_models(exchange, server)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MASSES = PrefixedArrays("masses/")
 """x_i of all clients, [U, ...] each."""
 IN_FLIGHT = PrefixedArrays("in flight/")
-"""What was sent over each arc and has not arrived, [A, ...] each."""
+"""The parts that were sent over each arc and have not arrived, [A, ...] each."""
 WEIGHTS, WEIGHTS_IN_FLIGHT = "push weights", IN_FLIGHT.name("push weights")
 """w_i of all clients, [U], and what of them has not arrived, [A]."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from narrowcast.algorithms.client.client_pass import Arrived, Contribution
-from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT
+from narrowcast.algorithms.client.sums import CLIENT, TENSORS, WEIGHT, each_in_order
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.downloads import DOWNLOAD
@@ -28,7 +28,6 @@ from narrowcast.platform.types import Arrays, Chunk, IntArray
 
 _STATE_BITS = DOWNLOAD.name("state_bits")
 """The size of x and of what a server optimizer remembers, of which a new server needs both."""
-_CLIENT = "client"
 
 
 class ServerFree(Averaging):
@@ -134,19 +133,18 @@ class ServerFree(Averaging):
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
         """Return y_u - x, with w_u, and whose it is if the order matters."""
         contribution = super().contribution(broadcast, chunk, task, arrived)
-        return contribution if self.exchange == "elected" else replace(contribution, each={_CLIENT: chunk.clients})
+        return contribution if self.exchange == "elected" else replace(contribution, each={CLIENT: chunk.clients})
 
     def mean_change(self, server: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays | None:
         """Return the weighted mean, or the aggregate, of the changes; None if no client delivered."""
         if self.exchange == "elected":
             return super().mean_change(server, total, task, round_index)
-        each = EACH.of(total)
-        order = np.argsort(each[_CLIENT])
-        weights, changes = each[WEIGHT][order][:, np.newaxis], TENSORS.of(each)
+        each = each_in_order(total)
+        weights, changes = each[WEIGHT][:, np.newaxis], TENSORS.of(each)
         if not weights.any():
             return None
         names = sorted(changes)
-        flat = [weights * changes[name][order].reshape(len(order), -1) for name in names]
+        flat = [weights * changes[name].reshape(len(weights), -1) for name in names]
         total_and_weight = ring_sum(np.concatenate([*flat, weights], axis=1).astype(dtype_of(changes)))
         ends = np.cumsum([values.shape[1] for values in flat])
         mean = np.split(total_and_weight[:-1] / total_and_weight[-1], ends[:-1])

@@ -54,7 +54,7 @@ class Topology(Section, ABC):
 
     @property
     def directed(self) -> bool:
-        """Whether messages go over a link in one direction alone; methods with symmetric weights refuse it."""
+        """Return whether messages go over a link in one direction; methods with symmetric weights refuse that."""
         return False
 
     def arcs(self, n_clients: int, round_index: int, seed: int) -> IntArray:
@@ -199,7 +199,7 @@ class Ring(Topology):
 
     @property
     def directed(self) -> bool:
-        """Whether client i sends to i + 1 alone."""
+        """Return whether client i sends to i + 1 alone."""
         return self.direction == "forward"
 
     def arcs(self, n_clients: int, round_index: int, seed: int) -> IntArray:
@@ -290,7 +290,7 @@ class Exponential(Topology):
 
     @property
     def directed(self) -> bool:
-        """Whether client i sends to i + 2^k alone."""
+        """Return whether client i sends to i + 2^k alone."""
         return self.direction == "forward"
 
     def links(self, n_clients: int, round_index: int, seed: int) -> IntArray:
@@ -367,12 +367,12 @@ class Intermittent(Topology):
 
     @property
     def stamp(self) -> tuple[int, ...]:
-        """That of the other topology."""
+        """Return that of the other topology."""
         return self.topology.stamp
 
     @property
     def directed(self) -> bool:
-        """That of the other topology."""
+        """Return that of the other topology."""
         return self.topology.directed
 
     @property

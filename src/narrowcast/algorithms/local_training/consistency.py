@@ -38,7 +38,7 @@ class SoftCrossEntropy(Loss):
 
 
 class _ConfidentTargets(Section):
-    """What both have in common: samples whose prediction is not sure enough have no part in the loss."""
+    """A loss in which samples whose prediction is not sure enough have no part."""
 
     threshold: float
     weight: float = Field(1.0, ge=0, description="factor of the loss of samples without labels; 0: they are not used")

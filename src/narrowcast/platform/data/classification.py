@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from narrowcast.platform.config.catalog import DATA
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.data.dataset import DataSource
-from narrowcast.platform.data.partition import IID, Partition, index_of_owners
+from narrowcast.platform.data.partition import IID, Partition, index_of_owners, random_ranks
 from narrowcast.platform.data.samples import Features, Labelled, Samples, Unlabelled, described, rows_of_inputs, tenths
 from narrowcast.platform.data.shift import Shift
 from narrowcast.platform.errors import UserError
@@ -106,11 +106,9 @@ class LabelledPart(Section):
 
         Raise `UserError` if a client has fewer samples than keep them, or if there would be no label at all.
         """
-        draws = generator(data.seed, "labelled samples").random(len(data.order))
-        rows, owners = data.order[np.lexsort((draws, data.owners))], data.owners
-        place = np.arange(len(rows)) - np.repeat(data.indptr[:-1], data.examples)
+        ranks = random_ranks(data.owners, generator(data.seed, "labelled samples"))
         kept = np.zeros(len(data.train), dtype=bool)
-        kept[rows[place < self._counts(data)[owners]]] = True
+        kept[data.order[ranks < self._counts(data)[data.owners]]] = True
         whose = data.client_of_each("train")
         with_labels, without = np.flatnonzero(kept), np.flatnonzero(~kept & (whose >= 0))
         known, unknown = (index_of_owners(whose[part], data.n_clients) for part in (with_labels, without))

@@ -35,6 +35,15 @@ def index_of_owners(owners: IntArray, n_clients: int) -> ClientIndex:
     return ClientIndex(np.argsort(owners, kind="stable")[int((owners < 0).sum()) :], indptr)
 
 
+def random_ranks(owners: IntArray, random: np.random.Generator) -> IntArray:
+    """Return the place of each sample, [n], in a random order of those of its client."""
+    order = np.lexsort((random.random(len(owners)), owners))
+    counts = np.bincount(owners)
+    ranks = np.empty(len(owners), dtype=np.int64)
+    ranks[order] = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return ranks
+
+
 MOST_REDRAWS = 1000
 """Number of draws after which a Dirichlet partition with `min_examples` is refused."""
 

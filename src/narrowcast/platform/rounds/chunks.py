@@ -60,14 +60,16 @@ class OpenRound:
         )
         return (uploads, self.downlink_bits) if of_cohort is None else of_cohort
 
-    def seconds_until_done(self, examples: IntArray, uploads: IntArray) -> FloatArray:
-        """Return the seconds from the start of the round until each client's messages are in, [C] in cohort order."""
-        sent, received = self.exchanged_bits(uploads)
+    def seconds_until_done(self, examples: IntArray, sent: IntArray, received: IntArray) -> FloatArray:
+        """Return the seconds from the start of the round until each client's messages are in, [C] in cohort order.
+
+        `sent` and `received` are its `exchanged_bits`.
+        """
         links, run, profiles = self.link_allocation, self.run, self.run.task.profiles.take(self.cohort)
         upload_seconds = sent / links.uplink_bits_per_second
-        download_seconds = self.download_seconds
-        if received is not self.downlink_bits:
-            download_seconds = download_seconds + (received - self.downlink_bits) / links.downlink_bits_per_second
+        download_seconds, from_clients = self.download_seconds, received - self.downlink_bits
+        if from_clients.any():
+            download_seconds = download_seconds + from_clients / links.downlink_bits_per_second
         work = run.algorithm.relative_work(self.broadcast.arrays, run.task, self.cohort)
         weighed = examples if work is None else examples * work
         return run.plan.clock.client_seconds(profiles, weighed, download_seconds, upload_seconds)

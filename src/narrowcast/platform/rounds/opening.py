@@ -93,9 +93,10 @@ def predict_stragglers(opened: OpenRound) -> tuple[IntArray | None, BoolArray | 
     if opened.link_allocation.budget_bits is not None:
         bits = np.where(bits <= opened.link_allocation.budget_bits, bits, 0)
     samples, epochs = task.training.samples(task, opened.cohort), np.full(len(bits), task.training.epochs)
+    sent, received = opened.exchanged_bits(bits)
 
     def seconds_after(epochs: IntArray) -> FloatArray:
-        return opened.seconds_until_done(samples * epochs, bits)
+        return opened.seconds_until_done(samples * epochs, sent, received)
 
     partial = None
     if plan.stragglers == "partial" and plan.deadline_seconds is not None:
@@ -164,9 +165,9 @@ def replaced(results: list[ChunkResult], repeated: Sequence[ChunkResult]) -> lis
 def account(opened: OpenRound, results: Sequence[ChunkResult]) -> tuple[RoundLedger, float]:
     """Return what each client of the round received, computed and sent, and the second at which the waiting ends."""
     trained = ClientLedger.merged([result.ledger for result in results])
-    seconds = opened.seconds_until_done(trained.examples, trained.uplink_bits)
-    late, until = late_clients(opened, seconds, trained.uplink_bits)
     sent, received = opened.exchanged_bits(trained.uplink_bits)
+    seconds = opened.seconds_until_done(trained.examples, sent, received)
+    late, until = late_clients(opened, seconds, trained.uplink_bits)
     ledger = RoundLedger(
         **vars(replace(trained, uplink_bits=sent)),
         downlink_bits=received,
