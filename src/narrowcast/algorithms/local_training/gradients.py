@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from narrowcast.platform.models.adapted_layers import AdaptedLinear
 from narrowcast.platform.models.measures import CrossEntropy, Loss
 from narrowcast.platform.models.module_call import Inputs, call_module, has_half_types
 from narrowcast.platform.models.modules import copy_of, trained_of
@@ -59,6 +60,19 @@ def gains_from_batching(module: nn.Module) -> bool:
     }
     names = dict(module.named_parameters(remove_duplicate=False)).keys()
     return names == trained_of(module).keys() and names <= linear_names
+
+
+@lru_cache(maxsize=4)
+def is_adapted_chain(module: nn.Module) -> bool:
+    """Return whether the module is a chain of elementwise and linear layers, some of these with adapters.
+
+    Clients that train at once share the products of its frozen weights. The module must not change afterwards.
+    """
+    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+        return False
+    kinds = {type(layer) for layer in module}
+    known = {nn.Linear, AdaptedLinear, nn.Flatten, *_ELEMENTWISE}
+    return AdaptedLinear in kinds and kinds <= known and not has_half_types(module)
 
 
 def callable_of(module: nn.Module, device: str) -> nn.Module:

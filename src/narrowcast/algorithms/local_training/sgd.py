@@ -30,6 +30,7 @@ from narrowcast.algorithms.local_training.gradients import (
     callable_of,
     chain_gradient,
     gains_from_batching,
+    is_adapted_chain,
     to_array,
     to_tensor,
 )
@@ -99,9 +100,12 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
 def _rounds_alike(call: LocalCall) -> bool:
     """Return whether the products of a client round the same at any place of a batch.
 
-    So do those of matrices that begin at multiples of 16 bytes, whatever their place.
+    So do those of matrices that begin at multiples of 16 bytes, whatever their place, but for frozen ones that all
+    clients are multiplied with at once.
     """
     task, rows = call.task, padded_batch(call.task)
+    if any(tensor.ndim > 1 and not tensor.requires_grad for tensor in module_of(task).parameters()):
+        return False
     arrays = (*call.server.values(), *call.terms.frozen.values())
     shapes = {*(values.shape for values in arrays), *(tuple(tensor.shape) for tensor in module_of(task).parameters())}
     sizes = {size for shape in shapes if len(shape) > 1 for size in (prod(shape), *(rows * side for side in shape))}
@@ -483,6 +487,7 @@ class NetworkTraining(Training, Section):
             return "per_client"
         module = module_of(task)
         gains = chain_gradient(module, network_of(task).loss_on(task.data)) is not None or gains_from_batching(module)
+        gains = gains or is_adapted_chain(module)
         return "batched" if gains or (self.device == "cuda" and _batchable(task) is None) else "per_client"
 
 

@@ -185,6 +185,7 @@ MODELS = Registry(
         "char_lstm": "platform.models.networks:CharLSTM",
         "gcn": "platform.models.graph:GCN",
         "torch": "platform.models.networks:TorchModule",
+        "adapters": "platform.models.adapters:Adapters",
     },
     "matrix_factorisation",
 )

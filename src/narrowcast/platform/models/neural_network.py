@@ -182,9 +182,9 @@ class NeuralNetwork(Model, Section):
         return as_inputs(samples.take(np.arange(2) % len(samples)).features, self.torch_dtype)
 
     def loaded(self, parameters: Arrays, data: Samples) -> nn.Module:
-        """Return the module with these values of what is trained, in evaluation mode."""
+        """Return the module with these values of what is trained, and perhaps of what is not, in evaluation mode."""
         values = {name: torch.from_numpy(np.array(array)) for name, array in parameters.items()}
-        return with_values(copy_of(skeleton(self, data), own=self.trial(data).statistics), values).eval()
+        return with_values(copy_of(skeleton(self, data), own=values), values).eval()
 
     def global_names(self, data: Samples) -> tuple[str, ...]:
         """Return the names of the global parameters: what is trained, less own layers, and averaged statistics."""
