@@ -11,9 +11,11 @@ import pytest
 from command_line import assert_refused, narrowcast
 from narrowcast.platform.errors import UserError
 from narrowcast.studies.comparison import FinishedCell, cells_of
-from narrowcast.studies.results import Rows, read_rows
+from narrowcast.studies.execution import light_run
+from narrowcast.studies.results import Rows, append, read_rows
 from narrowcast.studies.tables import StudyTable
 from narrowcast.studies.targets import find_targets
+from narrowcast.studies.verdicts import accuracies
 from papers import PAPERS, targets, without_papers
 
 EXAMPLES = PAPERS.parent / "docs" / "examples"
@@ -92,6 +94,11 @@ _COMPARED = (EXAMPLES / "paper" / "targets.yaml").read_text()
         (_COMPARED.replace("fedavg-digits", "fedavg-digit"), ["fedavg-digit"]),
         (_COMPARED.replace("cells:", "axes:"), ["comparison"]),
         (_COMPARED.replace("metric: accuracy", "metric: rmse"), ["comparison.metric", "rmse", "hr@10"]),
+        (_COMPARED.replace("metric: accuracy", "metric: attack.success"), ["attack.success", "FedAvg", "no attack"]),
+        (
+            _COMPARED.replace("metric: accuracy", "metric: attack.success\n      until: 0.1"),
+            ["attack.success", "better when lower"],
+        ),
         (_COMPARED.replace("FedProx: [", "fed-avg: [").replace("FedAvg:", "Fed Avg:"), ["names of cells"]),
     ],
 )
@@ -164,6 +171,43 @@ NONE = 1
     (folder / "targets.yaml").write_text(_AXES.replace("code:TABLE", "own_verdicts:NONE"))
     with pytest.raises(UserError, match="own_verdicts has no ComparisonVerdicts NONE"):
         find_targets(folder)["mine"].table()
+
+
+_ATTACKED = """source: here
+targets:
+  mine:
+    what: a table
+    takes: 1 s
+    comparison:
+      experiment: fedavg-digits
+      metric: attack.success
+      overrides: [rounds=2, evaluate_every=2, "attack={kind: trigger, size: 2, attackers: 5}"]
+      cells: {mean: [], median: [algorithm.aggregator=median]}
+      grid: {training.learning_rate: [0.001, 0.1]}
+      seeds: 2
+      tuning_seeds: 1
+"""
+
+
+def test_cells_are_compared_by_the_success_of_an_attack_and_tuned_on_validation(tmp_path: Path) -> None:
+    table = find_targets(paper(tmp_path / "paper", target=_ATTACKED))["mine"].table()
+    assert isinstance(table, StudyTable)
+    kept, rows = tmp_path / "rows.csv", Rows()
+    for _ in range(2):  # runs on validation, and then those on test
+        for planned in table.plans["mine"](rows):
+            if (planned.spec, planned.seed) not in rows:
+                append(kept, planned.spec, planned.seed, light_run(planned.spec, planned.seed, test=planned.test))
+        rows = read_rows([tmp_path])
+    assert all("attack.success" not in each["final"] for each in rows.of_stem("mine-mean-tuning"))
+    tested = [*rows.of_stem("mine-mean-0.1"), *rows.of_stem("mine-median-0.1")]  # 0.001 has less accuracy and success
+    assert len(tested) == 4
+    verdicts = table.judge(rows)
+    assert [verdict.by_seed for verdict in verdicts[:2]] == [
+        tuple(100 * each["final"]["attack.success"] for each in tested[place : place + 2]) for place in (0, 2)
+    ]
+    assert accuracies([{"final": {}, "error": "diverged"}], "attack.success") == (100.0,)
+    with pytest.raises(UserError, match=r"no attack\.success"):
+        accuracies([{"final": {"test.accuracy": 0.5}}], "attack.success")
 
 
 def test_a_folder_without_papers_is_refused(tmp_path: Path) -> None:

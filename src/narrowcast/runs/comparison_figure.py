@@ -17,6 +17,7 @@ from narrowcast.platform.tracking.metrics import (
     GLOBAL,
     NEW,
     ROUND,
+    SUCCESS,
     TIME,
     TOTAL,
     UPLINK,
@@ -127,7 +128,7 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
 
 def _check_metric(groups: Sequence[SeedGroup], metric: str) -> None:
     columns = dict.fromkeys(name for group in groups for run in group.runs for name in run.history.column_names)
-    known = [name for name in columns if name.startswith(("validation.", "test.", "train.", NEW, GLOBAL))]
+    known = [name for name in columns if name.startswith(("validation.", "test.", "train.", NEW, GLOBAL, SUCCESS))]
     if metric not in known:
         raise UserError(f'no run has the metric "{metric}"; measured: {", ".join(known)}{suggest(metric, known)}')
 

@@ -19,8 +19,12 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 
+from narrowcast.packaged import names_solve
+from narrowcast.platform.config.kinds import kind_of
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.rounds.adversary import Attack
 from narrowcast.platform.tracking.figures import BLUE, COLOURS, ORANGE, new_figure
-from narrowcast.platform.tracking.metrics import metric_label
+from narrowcast.platform.tracking.metrics import SUCCESS, metric_label
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import ACCURACY, Comparison, Fields, RunSpec, Value, best_place, digest_of, slug
 from narrowcast.studies.tables import StudyTable
@@ -107,7 +111,7 @@ class DeclaredCell(TunedCell[tuple[Value, ...]]):
         """
         if not self.of.grid:
             return ()
-        metric = f"validation.{self.of.metric}"
+        metric = self.of.chosen_by
         if self.of.until is None:
             return self.grid[best_place(results, metric)]
 
@@ -134,7 +138,7 @@ class DeclaredCell(TunedCell[tuple[Value, ...]]):
             data_seed=of.data_seed,
             memory_gib=of.memory_gib,
             together=put(of.lockstep, texts),
-            target=None if of.until is None else (f"{'validation' if part else 'test'}.{of.metric}", of.until),
+            target=None if of.until is None else (of.chosen_by if part else of.compared_by, of.until),
             curve=of.curve,
         )
 
@@ -196,13 +200,29 @@ class ComparisonVerdicts:
 
 
 def cells_of(comparison: Comparison, study: str) -> list[DeclaredCell]:
-    """Return the cells; raise `UserError` if a name of a cell or axis does not give a valid experiment."""
+    """Return the cells; raise `UserError` if a name of a cell or axis does not give a valid experiment.
+
+    Also if the cells are compared by the success of an attack, and one has no attack that measures it.
+    """
     cells, checked = [DeclaredCell(comparison, study, key) for key in comparison.keys], set[tuple[int, str]]()
     for cell in cells:
         if not checked.issuperset(enumerate(cell.key)):
             digest_of(comparison.experiment, cell.tuning(cell.grid[0]).overrides)
             checked |= set(enumerate(cell.key))
+        if comparison.metric == SUCCESS:
+            _check_attacked(cell)
     return cells
+
+
+def _check_attacked(cell: DeclaredCell) -> None:
+    spec = cell.spec(cell.grid[0], "")
+    attack = None if names_solve(spec.experiment) else spec.configured(spec.first_seed, spec.label).attack
+    if spec.measure == ACCURACY and (attack is None or type(attack).measured is Attack.measured):
+        got = "no attack" if attack is None else f"attack.kind = {kind_of(attack)}"
+        raise UserError(
+            f"comparison.metric = {SUCCESS}: cell {cell.name} has {got}, whose runs do not measure it; give every cell "
+            "an attack with a target, such as trigger or edge_case"
+        )
 
 
 def table_of(comparison: Comparison, name: str, verdicts: ComparisonVerdicts | None = None) -> StudyTable:
@@ -290,7 +310,7 @@ def plot_comparison(name: str, tested: Tested, path: Path) -> None:
         draw_seed_means(
             axes, [megabytes(finished.runs)], [finished.reached()], color=colour, marker="o", capsize=3, label=label
         )
-        axes.set(ylabel=f"{metric_label(f'test.{finished.cell.of.metric}')} (%)")
+        axes.set(ylabel=f"{metric_label(finished.cell.of.compared_by)} (%)")
     axes.set(xlabel="uplink and downlink (MB)")
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=100)

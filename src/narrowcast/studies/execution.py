@@ -30,6 +30,7 @@ from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.solving import begin, iterations, loaded_problem
 from narrowcast.platform.storage.host import block_signals
+from narrowcast.platform.tracking.metrics import SUCCESS
 from narrowcast.runs.outputs import answer_sha256
 from narrowcast.solve_run import load_solve
 from narrowcast.studies.results import COUNTS, METRICS, Rows, append
@@ -129,8 +130,8 @@ def light_runs(runs: Sequence[tuple[RunSpec, int, bool]]) -> list[dict[str, Any]
 
 
 def _shown(metrics: Mapping[str, float], *, test: bool) -> dict[str, float]:
-    """Return the metrics of a result, without those of test data unless `test`."""
-    return {name: value for name, value in metrics.items() if test or not name.startswith("test")}
+    """Return the metrics of a result, without those of test data, as an attack's success is, unless `test`."""
+    return {name: value for name, value in metrics.items() if test or not name.startswith(("test", SUCCESS))}
 
 
 def _parameters(run: Run, state: RunState) -> tuple[Any, Any]:

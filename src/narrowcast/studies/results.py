@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.storage.disk import write_atomically
+from narrowcast.platform.tracking.metrics import SUCCESS
 from narrowcast.studies.spec import RunSpec, digest_of
 
 METRICS = (
@@ -33,6 +34,7 @@ METRICS = (
     *("validation.hr@10", "validation.accuracy", "test.hr@10", "test.ndcg@10", "test.accuracy"),
     *("validation.accuracy.mean", "validation.accuracy.worst_10_percent"),
     *(f"test.accuracy.{statistic}" for statistic in ("mean", "worst_10_percent", "best_10_percent", "variance")),
+    SUCCESS,
 )
 COUNTS = ("uplink_bits", "downlink_bits")
 COLUMNS = (

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from narrowcast.packaged import names_solve
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN
+from narrowcast.platform.tracking.metrics import SUCCESS
 from narrowcast.runs.significance import COMPARABLE_SEEDS
 
 if TYPE_CHECKING:
@@ -117,6 +118,11 @@ def best_place(tried: Sequence[Mapping[str, Any]], metric: str = "validation.acc
     return reached.index(max(reached))
 
 
+def tested_name(metric: str) -> str:
+    """Return the name of a metric of test data in a run's result; `attack.success` is of the global model there."""
+    return metric if metric == SUCCESS else f"test.{metric}"
+
+
 Value = float | str
 """A value of a field: a number, or a text as overrides have it."""
 Fields = dict[str, Value | tuple[Value, ...]]
@@ -124,6 +130,9 @@ Fields = dict[str, Value | tuple[Value, ...]]
 
 class Comparison(Section):
     """Cells of one experiment, tuned over one grid; the first one is the reference.
+
+    `metric`: the one of test data by which cells are compared; that of validation chooses the values. With the success
+    of an attack, which is better when lower, cells are tuned on validation accuracy: without training none succeeds.
 
     `cells`: the overrides of each by its name. In place of them `axes`: by axis the fields of each of its values; cells
     are all combinations but for those of `without`. `grid`: the values that are tried of each field, all combinations;
@@ -136,7 +145,7 @@ class Comparison(Section):
     """
 
     experiment: str
-    metric: Literal["accuracy", "accuracy.mean", "accuracy.worst_10_percent", "hr@10"] = "accuracy"
+    metric: Literal["accuracy", "accuracy.mean", "accuracy.worst_10_percent", "hr@10", "attack.success"] = "accuracy"
     overrides: tuple[str, ...] = ()
     cells: dict[str, tuple[str, ...]] = Field({}, validate_default=False)
     axes: dict[str, dict[str, Fields]] = Field({})
@@ -166,7 +175,19 @@ class Comparison(Section):
                 raise ValueError("names of cells should differ in letters and figures, of which labels are made")
         if len(self.keys) < 2:
             raise ValueError("there should be two cells or more")
+        if self.until is not None and self.metric == SUCCESS:
+            raise ValueError(f"runs end once the metric is at least `until`, and {SUCCESS} is better when lower")
         return self
+
+    @property
+    def chosen_by(self) -> str:
+        """The metric of validation data by which the values of a cell are chosen."""
+        return f"validation.{'accuracy' if self.metric == SUCCESS else self.metric}"
+
+    @property
+    def compared_by(self) -> str:
+        """The metric of a run's result by which cells are compared."""
+        return tested_name(self.metric)
 
     @cached_property
     def placeholders(self) -> set[str]:

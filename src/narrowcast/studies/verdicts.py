@@ -13,6 +13,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.metrics import SUCCESS
 from narrowcast.platform.types import FloatArray
 from narrowcast.runs.significance import (
     CONFIDENCE,
@@ -24,6 +26,7 @@ from narrowcast.runs.significance import (
     holm,
 )
 from narrowcast.studies.results import COUNTS, unpacked_hits
+from narrowcast.studies.spec import tested_name
 
 PUBLISHED_SEEDS = 5
 """Seeds of the means that Nguyen et al. publish, of which they do not print the spread."""
@@ -195,8 +198,18 @@ Values = Sequence[float] | FloatArray
 
 
 def accuracies(runs: Runs, metric: str) -> tuple[float, ...]:
-    """Return the test metric of each run in percent."""
-    return tuple(100 * run["final"].get(f"test.{metric}", 0.0) for run in runs)
+    """Return the test metric of each run in percent, or the success of its attack; a run that failed has the worst.
+
+    Raise `UserError` for `attack.success` of runs that did not measure it.
+    """
+    if metric != SUCCESS:
+        return tuple(100 * run["final"].get(tested_name(metric), 0.0) for run in runs)
+    if any(SUCCESS not in run["final"] and "error" not in run for run in runs):
+        raise UserError(
+            f"a run has no {SUCCESS}: it has no attack with a target, or its row is of an earlier version; give it an "
+            "attack such as trigger, or run it again"
+        )
+    return tuple(100 * run["final"].get(SUCCESS, 1.0) for run in runs)
 
 
 def megabytes(runs: Runs) -> float:

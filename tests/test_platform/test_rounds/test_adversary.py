@@ -233,6 +233,8 @@ def test_success_is_recorded_beside_the_accuracy_of_clean_images(tmp_path: Path)
     assert last.metrics["attack.success"] > 0.8
     assert last.metrics["test.accuracy"] > 0.8
     of_run = nc.run(experiment(trigger, rounds=1), output=tmp_path)
+    (axes,) = nc.compare([of_run]).figure(["round"], "attack.success").axes
+    assert axes.get_ylabel() == "attack success (%)"
     assert ("attack success", f"{100 * of_run.final['attack.success']:.2f} %") in of_run.summary()
     *_, without = finished(experiment({**trigger, "first_round": 100}, rounds=60, evaluate_every=60))
     assert without.metrics["attack.success"] < 0.3

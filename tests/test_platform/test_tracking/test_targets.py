@@ -67,6 +67,7 @@ def test_a_target_of_a_loss_is_reached_from_above() -> None:
         ("test.error_rate", True),
         ("test.rmse@10", True),
         ("loss", True),
+        ("attack.success", True),
         ("test.accuracy", False),
         ("test.hr@10", False),
         ("test.glossiness", False),

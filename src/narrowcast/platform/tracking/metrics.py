@@ -159,7 +159,12 @@ def declared_by(model: Any) -> LowerIsBetter:
 
 
 def lower_is_better(metric: str, declared: LowerIsBetter = None) -> bool:
-    """Return whether a metric, named `split.metric` or by its last part, measures an error: a loss, an RMSE, ..."""
+    """Return whether a metric, named `split.metric` or by its last part, measures an error: a loss, an RMSE, ...
+
+    So does the success of an attack, for who defends.
+    """
+    if metric == SUCCESS:
+        return True
     metric, statistic = split_statistic(metric)
     if statistic in (*SPREADS, BETTER):
         return statistic != BETTER
