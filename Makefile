@@ -32,7 +32,7 @@ demo: venv ## SCoLR on MovieLens-100K with unequal links, on a local Ray
 lint: venv ## style and types
 	$(BIN)/ruff check src papers tests benchmarks hatch_build.py
 	$(BIN)/ruff format --check src papers tests benchmarks hatch_build.py
-	$(BIN)/mypy
+	$(BIN)/mypy -n $(JOBS)
 
 test: lint ## style, types and all tests but the slow ones; those that need data sets which are not here are left out
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
@@ -42,7 +42,7 @@ data-tests: venv ## the tests that need data sets, where make test had none
 
 # One more worker than cores, as these tests wait for processes, outages and leases a good part of their time; a worker
 # without tests takes some of another's file, as a few files have half of the minutes.
-slow: venv ## the slow tests: kills, outages and real clusters; and those that need data sets
+slow: venv ## the slow tests: processes, kills, outages and real clusters; and those that need data sets
 	$(BIN)/python -m pytest -n $$(( $(JOBS) + 1 )) --dist worksteal -m "(slow or data) and not thorough"
 
 thorough: venv ## further repetitions of the slow tests: more seeds, damages and histories of the same kinds; an hour

@@ -62,7 +62,7 @@ def test_in_this_process(row: dict[str, str], tmp_path: Path) -> None:
     assert_as_written_down(row, "local", tmp_path)
 
 
-ON_RAY = {"fedavg-digits", "scolr-channel-ml1m"}
+ON_RAY = {"fedavg-digits": (), "scolr-channel-ml1m": (pytest.mark.thorough,)}
 """One of each kind of local training, of which one has a radio, as joining Ray takes a quarter of a minute.
 
 Those with `secure` are compared in test_killed_actors.py, factorisation on more actors in test_ray_backend.py.
@@ -72,7 +72,10 @@ Those with `secure` are compared in test_killed_actors.py, factorisation on more
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.parametrize("row", [row for row in ROWS if row.id in ON_RAY])
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(*row.values, id=row.id, marks=[*row.marks, *ON_RAY[row.id]]) for row in ROWS if row.id in ON_RAY],
+)
 def test_on_two_actors(row: dict[str, str], tmp_path: Path) -> None:
     assert_as_written_down(row, "ray", tmp_path)
 

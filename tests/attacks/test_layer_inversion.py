@@ -169,6 +169,7 @@ def test_the_opened_mean_is_that_of_the_uploads_and_gives_images_of_a_small_sum_
     assert share_identified(estimates, pixels, of_round) > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", [FLOAT32, "SCoLR, rank 4", SUM])
 def test_a_tapped_network_trains_as_it_would(encoding: str) -> None:
     planned = experiment(ENCODINGS[encoding], "MLP", 0, STEP, rounds=2)

@@ -122,6 +122,7 @@ def test_a_change_tells_its_clients_images_through_every_codec(encoding: str) ->
     assert Separation.of(control, outside).advantage < chance
 
 
+@pytest.mark.slow
 def test_a_sum_does_not_say_whose_an_image_is() -> None:
     """All clients have the same score for an image, so that the owner's is above another's half of the time."""
     _, task, rows, _ = trained(SUM)

@@ -32,6 +32,7 @@ def run_of(scheme: str) -> Run:
     return Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data.load()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_clients_that_write_down_what_they_answer_are_not_read(scheme: str, tmp_path: Path) -> None:
     results = list(RepeatAttacks(run_of(scheme), COHORT, tmp_path).results())
@@ -40,6 +41,7 @@ def test_clients_that_write_down_what_they_answer_are_not_read(scheme: str, tmp_
     assert all(each.values > 30 for each in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_clients_that_forget_it_are_read_to_the_bit(scheme: str) -> None:
     for each in RepeatAttacks(run_of(scheme), COHORT, None).results():

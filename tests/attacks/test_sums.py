@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import pytest
 
 from attack_cells import cell_experiment, some_users
 from narrowcast.algorithms.attacks.inference import (
@@ -41,6 +42,7 @@ def recall_from_sums(transcript: Transcript, data: Interactions, *, with_seed: b
     return pooled_recall(positives_from_sums(transcript, clients, with_seed=with_seed), wanted)
 
 
+@pytest.mark.slow
 def test_overlapping_cohorts_say_little_without_the_negatives() -> None:
     masked, _, data = recorded(5, 20)
     without = recall_from_sums(masked, data, with_seed=False)

@@ -152,6 +152,7 @@ def test_what_raises_before_it_is_tried_is_a_broken_law(name: str, value: Any, r
     assert [each.reason for each in verdicts(REGISTRIES[name], value) if each.reason] == [reason]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_tried_is_a_broken_law() -> None:
     trace = REGISTRIES["availability"].resolve("bernoulli")()
     assert all(each.reason is None for each in verdicts(REGISTRIES["availability"], trace))

@@ -17,18 +17,18 @@ def broken(first: int, number: int) -> str:
     return "\n\n".join(str(each) for each in map(simulate, range(first, first + number)) if each.broken)
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(1))
 def test_a_run_ends_with_its_model_whatever_happens(block: int) -> None:
     assert not broken(block * _BLOCK, _BLOCK)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", sampled(range(3, 100), range(3, 9)))
+@pytest.mark.parametrize("block", sampled(range(1, 100), range(1, 7)))
 def test_a_thousand_histories(block: int) -> None:
     assert not broken(block * _BLOCK, _BLOCK)
 
 
-@pytest.mark.parametrize("seed", [3, 8, 15])
+@pytest.mark.parametrize("seed", sampled([3, 8, 15], [3]))
 def test_a_seed_has_one_history(seed: int) -> None:
     first, second = simulate(seed), simulate(seed)
     assert first.log == second.log

@@ -18,6 +18,7 @@ from narrowcast.tuning.trials import OWNER
 _SEEDS = 100
 
 
+@pytest.mark.slow
 def test_every_configuration_is_complete_once_whoever_dies() -> None:
     histories = [simulate_study(seed) for seed in range(_SEEDS)]
     assert not "\n\n".join(str(each) for each in histories if each.broken)

@@ -28,8 +28,6 @@ QUICK = (
     *("submodel disjoint", "submodel graph", "fedma", "fedmd", "scolr network"),
     *("fedmf feedback", "colr", "scolr", "adaptive_svd rows", "fedmavg"),
 )
-ON_ACTORS = ("fedavg band",)
-"""Runs of which `test_killed_actors` has none of the kind; on actors the others are for `make thorough`."""
 
 
 def rows() -> dict[str, dict[str, str]]:
@@ -78,9 +76,10 @@ def test_resumed_after_the_first_round(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # test_killed_actors.py has each kind of state
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.parametrize("name", sampled(QUICK, ON_ACTORS))
+@pytest.mark.parametrize("name", QUICK)
 def test_on_two_actors_of_which_one_is_killed(name: str) -> None:
     experiment = loaded(name)
     for outcome in outcomes(experiment, RayBackend(actors=2)):

@@ -78,6 +78,7 @@ def test_what_a_function_does_not_take_is_one_clear_error(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_mapping_is_run_as_the_file_with_its_values(tmp_path: Path) -> None:
     from ruamel.yaml import YAML
 
@@ -101,6 +102,7 @@ def test_the_namespace_of_algorithms_lists_its_classes_as_the_others_do() -> Non
     assert sys.modules["narrowcast.algorithms"] is nc.algorithms is narrowcast.algorithms
 
 
+@pytest.mark.slow
 def test_a_notebook_without_widgets_is_not_warned_of_them() -> None:
     code = "import warnings, narrowcast as nc\nnc.run\nwarnings.warn('IProgress not found. Please update jupyter')"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
@@ -112,6 +114,7 @@ def test_patterns_of_packaged_experiments_are_listed() -> None:
     assert_refused(narrowcast("show", "fedprox*"), "no packaged experiment matches fedprox*; packaged: colr-ckks-ml1m")
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_an_error_in_one_line_and_how_to_resume() -> None:
     code = "import narrowcast as nc\nnc.run({'data': 'digits'})"
     shell = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code]

@@ -173,6 +173,7 @@ def test_bad_input_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_overrides_are_plain_values_objects_or_arrays(tmp_path: Path) -> None:
     overrides = {
         "rounds": np.int64(1),
@@ -273,6 +274,7 @@ def test_the_bare_loop_gives_the_rounds_and_leaves_no_file(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path) -> None:
     words = ("run", "fedavg-digits", "rounds=200", "--backend", "local", "tracking.system_metrics=false")
     command = [sys.executable, "-m", "narrowcast", *words, "--output", str(tmp_path)]

@@ -43,6 +43,7 @@ def experiment() -> nc.Experiment:
     )
 
 
+@pytest.mark.thorough  # test_jobs.py has a job that is stopped and taken up again
 def test_a_job_is_stopped_and_resumed_to_the_results_of_a_run_here(nodes: RayNodes, tmp_path: Path) -> None:
     built, runs = experiment(), tmp_path / "runs"
 

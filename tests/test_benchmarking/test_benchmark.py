@@ -76,6 +76,7 @@ def again(file: Path, **options: Any) -> Any:
     return nc.benchmark(file, output=file.parent, progress=False, **options)
 
 
+@pytest.mark.slow
 def test_every_instance_ends_in_its_own_way(file: Path, output: Path) -> None:
     result = again(file)
     rows = {row["instance"]: row for row in result.rows}
@@ -164,6 +165,7 @@ def test_a_benchmark_that_was_killed_before_it_noted_an_end_does_not_repeat_it(f
     assert result.stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_commands_take_the_folder_of_a_benchmark(file: Path, output: Path) -> None:
     words = ["compare", str(output / "mixed"), "--plot", str(output / "mixed.png"), "--csv", str(output / "mixed.csv")]
     said = CliRunner().invoke(cli, words)

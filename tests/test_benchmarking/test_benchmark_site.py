@@ -57,6 +57,7 @@ def data_of(page: Path) -> Any:
     return json.loads(found[1])
 
 
+@pytest.mark.slow
 def test_costs_are_those_of_the_first_measurement_at_the_goal(runs: Path, site: Path) -> None:
     data = data_of(site)
     assert len(data["problems"]) == 3

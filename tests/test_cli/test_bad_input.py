@@ -232,6 +232,7 @@ def test_a_failure_that_a_resume_would_repeat_offers_none(tmp_path: Path) -> Non
     assert "--resume" not in said.err
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_no_command(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "narrowcast", "show", "scolr-ml100k"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as command:

@@ -14,6 +14,7 @@ import pytest
 from broken_plugins import BROKEN
 from command import Command
 from command_line import assert_refused, narrowcast, run_folders
+from sampling import sampled
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
@@ -64,6 +65,7 @@ class {name}(BaseModel):
 """
 
 
+@pytest.mark.slow
 def test_a_fleet_that_breaks_a_law_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     drawn = "np.random.default_rng().random(n) + 1"
@@ -117,6 +119,7 @@ def test_a_broken_plugin_is_one_line_before_anything_is_written(
     assert run_folders(tmp_path / "runs") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["a step that returns float64", "too few classes", "a fleet that lacks a client"],
@@ -129,7 +132,11 @@ def test_check_says_why_a_plugin_is_broken(name: str, tmp_path: Path, monkeypatc
     assert any(plugin.reason in line for line in said.out.splitlines() if ": failed: " in line), said.out
 
 
-@pytest.mark.parametrize(("call", "how"), [("os._exit(0)", "exit status 0"), ("os.abort()", "signal 6")])
+ABORTED = ("os.abort()", "signal 6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("call", "how"), sampled([("os._exit(0)", "exit status 0"), ABORTED], [ABORTED]))
 def test_a_class_that_ends_its_process_is_one_line(
     call: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +174,7 @@ def sleepless():
 """
 
 
+@pytest.mark.slow
 def test_a_command_without_a_reader_ends_without_a_traceback_of_its_fork(tmp_path: Path) -> None:
     """The fork is told to end as soon as it has sent its last verdict, and is still shutting down then."""
     (tmp_path / "slow_fleet.py").write_text(SLOW_END + FLEET.format(name="Slow", uplink="np.ones(n)"))
@@ -176,7 +184,8 @@ def test_a_command_without_a_reader_ends_without_a_traceback_of_its_fork(tmp_pat
     assert (ended.stdout, ended.stderr) == ("slow_fleet:Slow: fleet\n", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_a_check_that_is_interrupted_ends_with_all_that_it_started(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +202,7 @@ def test_a_check_that_is_interrupted_ends_with_all_that_it_started(
         command.clean_up()
 
 
+@pytest.mark.slow
 def test_a_command_that_is_interrupted_within_an_exec_ends_with_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +241,7 @@ class {name}(NeuralNetwork):
 """
 
 
+@pytest.mark.slow
 def test_fixed_weights_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     after = "module.load_state_dict({name: torch.full_like(each, 0.01) for name, each in module.state_dict().items()})"
@@ -240,12 +251,16 @@ def test_fixed_weights_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "on the seed alone: ok: every seed gives the same parameters, and none is drawn" in said.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ("torch.manual_seed(0)", ""),
-        ("", "nn.init.normal_(module[1].weight, generator=torch.Generator().manual_seed(0))"),
-    ],
+    sampled(
+        [
+            GLOBAL := ("torch.manual_seed(0)", ""),
+            ("", "nn.init.normal_(module[1].weight, generator=torch.Generator().manual_seed(0))"),
+        ],
+        [GLOBAL],
+    ),
 )
 def test_weights_of_a_seed_of_its_own_are_no_start_of_a_run(
     before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -276,6 +291,7 @@ class {name}(NeuralNetwork):
 """
 
 
+@pytest.mark.slow
 def test_a_model_of_one_input_size_is_tested_on_the_data_that_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_broken_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert {name for name, row in rows.items() if " WRONG " in f"{row} "} == {"disk", "data", "MLflow store", "cluster"}
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_round_add_up_and_its_record_names_its_clients(tmp_path: Path) -> None:
     said = narrowcast("--log-format", "json", "run", *TINY, "--output", tmp_path)
     assert said.status == 0, said.err

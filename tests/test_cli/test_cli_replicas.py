@@ -51,6 +51,7 @@ def test_each_replica_is_the_run_it_would_be_alone(tmp_path: Path) -> None:
         assert run.data.params["training.learning_rate"] == name.rpartition("-")[2]
 
 
+@pytest.mark.slow
 def test_an_interrupted_set_of_replicas_goes_on_together(tmp_path: Path) -> None:
     settings = (*DIGITS, "--output", tmp_path, "rounds=60", "checkpoint_every=1", "replicas.seed=[0,1]")
     names = ["fedavg-digits-seed-0", "fedavg-digits-seed-1"]

@@ -13,6 +13,7 @@ import pytest
 from command_line import TINY, assert_refused, narrowcast, run_folders, terminated_after
 from narrowcast import __version__
 from narrowcast.experiment import load_experiment
+from sampling import sampled
 
 # MLflow's queries make SQLAlchemy warn.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -90,6 +91,7 @@ def test_a_run_prints_its_result_and_leaves_its_files(runs: Path) -> None:
     assert lines[-1].strip() == f"open it with: narrowcast ui --output {runs}"
 
 
+@pytest.mark.slow
 def test_figures_are_left_out_if_asked(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NARROWCAST_FIGURES", "never")
     said = narrowcast("run", *TINY, "--output", runs, "name=bare")
@@ -103,6 +105,7 @@ def test_figures_are_left_out_if_asked(runs: Path, monkeypatch: pytest.MonkeyPat
     assert "NARROWCAST_FIGURES = no: give always, or never" in said.err
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_in_a_table_and_a_plot(runs: Path) -> None:
     assert narrowcast("run", *TINY, "--output", runs, "name=high").status == 0
     said = narrowcast("compare", "low", runs / "high", "--output", runs)
@@ -121,19 +124,23 @@ def test_two_runs_are_compared_in_a_table_and_a_plot(runs: Path) -> None:
     assert "<svg" in (runs / "one.svg").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "clients", "ranks"),
-    [
-        (["clients_per_round=943"], 943, range(17)),
-        (["clients_per_round=1"], 1, range(17)),
-        (["rounds=1"], 60, range(17)),
-        (["algorithm.rank=1"], 60, [0, 1]),
-        (["algorithm.rank=64"], 60, range(65)),
-        (["algorithm={kind: colr, rank: 1}"], 60, [1]),
-        (["algorithm={kind: colr, rank: 64}"], 60, [64]),
-        (["model.embedding_dim=1", "algorithm.rank=1"], 60, [0, 1]),
-        (["algorithm=fedmf", "model.embedding_dim=1"], 60, [1]),
-    ],
+    sampled(
+        [
+            ALL_CLIENTS := (["clients_per_round=943"], 943, range(17)),
+            (["clients_per_round=1"], 1, range(17)),
+            (["rounds=1"], 60, range(17)),
+            (["algorithm.rank=1"], 60, [0, 1]),
+            (["algorithm.rank=64"], 60, range(65)),
+            (["algorithm={kind: colr, rank: 1}"], 60, [1]),
+            FULL_RANK := (["algorithm={kind: colr, rank: 64}"], 60, [64]),
+            (["model.embedding_dim=1", "algorithm.rank=1"], 60, [0, 1]),
+            SCALARS := (["algorithm=fedmf", "model.embedding_dim=1"], 60, [1]),
+        ],
+        [ALL_CLIENTS, FULL_RANK, SCALARS],
+    ),
 )
 def test_extreme_runs_reach_their_end(runs: Path, settings: list[str], clients: int, ranks: list[int]) -> None:
     before = run_folders(runs)
@@ -146,6 +153,7 @@ def test_extreme_runs_reach_their_end(runs: Path, settings: list[str], clients: 
     assert all(0 <= value <= 1 for key, value in result(runs / name)["final"].items() if key in METRICS)
 
 
+@pytest.mark.slow
 def test_a_taken_name_is_numbered(runs: Path, tmp_path: Path) -> None:
     for _ in range(2):
         said = narrowcast("run", *TINY, "--output", tmp_path, "rounds=1", f"tracking.uri=sqlite:///{runs}/mlflow.db")
@@ -154,6 +162,7 @@ def test_a_taken_name_is_numbered(runs: Path, tmp_path: Path) -> None:
     assert len({result(folder)["model_sha256"] for folder in tmp_path.iterdir()}) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_end(runs: Path) -> None:
     words = ("--output", runs, "checkpoint_every=2")
     with terminated_after(3, runs / "torn"):
@@ -173,6 +182,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(runs: Path) -> None:
     assert torn == straight
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_write_fails_with_advice(runs: Path) -> None:
     folder = runs / "low"
     (folder / "rounds.parquet").unlink()
@@ -185,6 +195,7 @@ def test_a_run_that_cannot_write_fails_with_advice(runs: Path) -> None:
     assert narrowcast(*words).status == 0
 
 
+@pytest.mark.slow
 def test_what_show_prints_is_what_run_takes(runs: Path, tmp_path: Path) -> None:
     said = narrowcast("show", "scolr-ml100k", "algorithm.rank=4", "rounds=1", "tracking.system_metrics=false")
     assert (said.status, said.err) == (0, "")

@@ -60,6 +60,7 @@ def test_data_are_described_and_drawn(words: list[str], expected: dict[str, str]
     assert re.search(r"^figure  partition-.*/partition.png$", said.out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_every_partition_is_drawn(folder: Path) -> None:
     said = narrowcast("data", "show", "digits", "--every-partition", "--output", "figures")
     assert said.status == 0, said.err

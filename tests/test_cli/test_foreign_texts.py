@@ -41,13 +41,14 @@ TEXTS = {
     "table": "a|b`c",
 }
 QUICK = ("window title", "bidi", "markup", "formula")
-"""Those that all commands show in the quick tests; one of each layer that would obey."""
+"""One of each layer that would obey; the others are for `make thorough`."""
 OBEYED = ("\x1b", "\x9b", "\a", "\b", "\r", "\u202e", "\u2066")
 
 
 @pytest.fixture(
     params=[
-        pytest.param(text, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, text in TEXTS.items()
+        pytest.param(text, id=name, marks=[] if name in QUICK else [pytest.mark.slow, pytest.mark.thorough])
+        for name, text in TEXTS.items()
     ]
 )
 def theirs(
@@ -89,6 +90,7 @@ def assert_plain(said: Said, *phrases: str) -> None:
         assert phrase in said.out.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_every_command_that_shows_a_folder(theirs: Path, tmp_path: Path) -> None:
     shutil.copytree(theirs / "asd", theirs / "second")
     assert_plain(narrowcast("compare", theirs / "digits"), "digits")
@@ -178,6 +180,7 @@ def test_formulas_of_ticks_stay_and_those_of_names_do_not() -> None:
     assert not label.get_parse_math()
 
 
+@pytest.mark.slow
 def test_colours_of_the_consoles_own_reach_a_terminal(tmp_path: Path) -> None:
     """A real terminal gets the styles of tables, and no escape of a name."""
     (tmp_path / "mine.yaml").write_text(json.dumps({"name": "a\x1b]0;owned\x07", "data": "digits"}))

@@ -46,6 +46,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: kind.make(tmp_path_factory.mktemp(name)) for name, kind in KINDS.items()}
 
 
+@pytest.mark.slow
 def test_the_originals_pass_whatever_is_repeated(originals: dict[str, Path]) -> None:
     for name, kind in KINDS.items():
         for steps, seed in ((0, 0), (3, 1), (3, 2), (None, 0)):
@@ -78,6 +79,7 @@ def test_there_are_a_hundred_forgeries() -> None:
     assert all(forgery in KINDS[kind].forgeries for kind, forgery in FORGED)
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_study_and_a_benchmark(originals: dict[str, Path], tmp_path: Path) -> None:
     for name in ("study", "benchmark"):
         said = narrowcast("verify", name, "--output", originals[name].parent)

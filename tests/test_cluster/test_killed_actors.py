@@ -192,9 +192,11 @@ def same_with_kills(name: str, settings: list[str], kills: Mapping[int, str]) ->
 
 LIKE_ANOTHER = {
     *("scaffold", "feddyn", "apfl", "adaptive-apfl", "pfedme", "per_fedavg", "fine_tune", "partial", "local"),
-    *("scolr", "label_flip", "fednova", "qffl", "afl", "submodel", "disjoint"),
+    *("scolr", "label_flip", "median", "channel", "fednova", "qffl", "afl", "submodel", "fedma", "disjoint"),
+    *("fedmd", "fedmavg"),
+    *("kind: ckks", "kind: masked"),
 }
-"""Cases of which another has the kind of state, of clients and of the server, for `make thorough`."""
+"""Cases of which another has the kind of state, of clients, of the server and of keys, for `make thorough`."""
 KEPT_BY_CLIENTS = {**STATEFUL, **OWN_NETWORKS, **FADING}
 
 
@@ -202,7 +204,7 @@ KEPT_BY_CLIENTS = {**STATEFUL, **OWN_NETWORKS, **FADING}
     "case",
     [
         *sampled(KEPT_BY_CLIENTS, KEPT_BY_CLIENTS.keys() - LIKE_ANOTHER),
-        *(pytest.param(case, marks=pytest.mark.data("ml-latest-small")) for case in FACTORS),
+        *(pytest.param(case, marks=[pytest.mark.data("ml-latest-small"), pytest.mark.thorough]) for case in FACTORS),
     ],
 )
 def test_client_states_and_memories(case: str) -> None:
@@ -221,7 +223,7 @@ def test_sub_networks_of_a_graph(case: str) -> None:
     same_with_kills(*GIST[case], A_HOST)
 
 
-@pytest.mark.parametrize("case", SECURE)
+@pytest.mark.parametrize("case", sampled(SECURE, SECURE.keys() - LIKE_ANOTHER))
 def test_secure_sums_whose_keys_have_an_actor_of_their_own(case: str) -> None:
     same_with_kills(*SECURE[case], A_HOST)
 

@@ -99,6 +99,7 @@ def test_the_rayjob_runs_a_file_of_its_configmap_on_the_cluster_of_the_generator
     assert spec == cluster["spec"]
 
 
+@pytest.mark.slow
 def test_what_is_mounted_from_a_configmap_runs_with_the_modules_and_files_beside_it(tmp_path: Path) -> None:
     mounted = tmp_path / "..2026_01_01"  # a ConfigMap's files are links into a folder of its version
     mounted.mkdir()

@@ -84,7 +84,7 @@ QUICK = {
 """Pages that take less than ten seconds."""
 LONG = {
     *("experiments", "howto/benchmark-solvers", "howto/compare-methods", "howto/compress-uploads"),
-    *("howto/secure-sums", "howto/study-for-a-paper", "sdp"),
+    *("howto/secure-sums", "howto/study-for-a-paper", "plugins", "reproduce", "sdp"),
 }
 """Pages that take a minute or more, for `make thorough`."""
 

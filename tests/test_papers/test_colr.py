@@ -217,6 +217,7 @@ def test_the_figure_is_drawn_with_one_seed_and_with_three(tmp_path: Path) -> Non
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_table_3_has_ciphertexts_of_a_fifteenth_and_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(colr_encryption, "PAILLIER_VALUES", 2)
     measured = colr_encryption._ckks(1)

@@ -66,6 +66,7 @@ def test_without_the_data_the_target_says_so_in_one_line(tmp_path: Path, monkeyp
     assert "\n" not in str(it.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pins")
 def test_a_run_keeps_its_accuracies_by_round(tmp_path: Path) -> None:
     run = ReproductionRun(RUNS["CoLR"], 0, 3, tmp_path / "runs")

@@ -114,6 +114,7 @@ def test_cases_are_judged_by_the_quickest_solver_and_by_the_reports_distance() -
     assert judge_solved({}) == judge_report({}) == []
 
 
+@pytest.mark.slow
 def test_the_table_is_drawn_from_a_file_of_solves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completion_runs, "SOLVERS", {"scaled_asd+": ScaledASD(continuation=Continuation())})
     command = ["completion", "--results", str(tmp_path), "--output", str(tmp_path / "out")]

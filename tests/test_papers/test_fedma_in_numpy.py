@@ -15,6 +15,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 
 from narrowcast_papers.fedma.digits import EXPECTED, METHODS
+from sampling import sampled
 
 HIDDEN, CLIENTS, EPOCHS, BATCH, RATE, MOMENTUM = 50, 5, 40, 32, 0.1, 0.9
 GAMMA, BIAS, SWEEPS = 7.0, 0.1, 5
@@ -171,7 +172,7 @@ def accuracies(seed: int, *, same_start: bool) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("initial", ["different", "same"])
+@pytest.mark.parametrize("initial", sampled(["different", "same"], {"different"}))
 def test_the_numbers_of_the_other_program_are_those_of_one_in_numpy(initial: str) -> None:
     """Both are means over partitions of their own: five of the table's, `SEEDS` of this program."""
     by_seed = np.array([accuracies(seed, same_start=initial == "same") for seed in range(SEEDS)])

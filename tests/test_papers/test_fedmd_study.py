@@ -15,6 +15,7 @@ STUDY, SEEDS = "fedmd-digits", 20
 PARTITIONS = ("classes alike", "Dirichlet(0.5) classes")
 
 
+@pytest.mark.slow
 def test_no_run_of_the_table_is_missing_and_a_row_is_what_its_run_gives() -> None:
     queue = queue_of(STUDY)
     assert not list(queue.missing())

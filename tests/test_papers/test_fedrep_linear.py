@@ -60,6 +60,7 @@ def _sines(head_epochs: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return [distances(body, SMALL.basis())[0] for _, body, _ in bodies(FEDREP, SMALL, ROUNDS)]
 
 
+@pytest.mark.slow
 def test_the_platforms_fedrep_is_algorithm_1_as_far_as_its_heads_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedrep_table, "EVERY", 1)
     exact = [distances(body, SMALL.basis())[0] for _, body, _ in bodies(EXACT, SMALL, ROUNDS)]
@@ -74,6 +75,7 @@ def test_a_factor_is_that_of_the_rounds_near_the_solution() -> None:
     assert fitted_factor(sines) == pytest.approx(0.9, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_table_is_measured_once_and_says_which_method_finds_the_subspace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -224,8 +224,10 @@ def test_the_queue_gives_each_missing_run_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kill",
-    [lambda pid: os.killpg(pid, signal.SIGKILL), lambda pid: os.kill(pid, signal.SIGTERM)],
-    ids=["all of it", "its first process"],
+    [
+        pytest.param(lambda pid: os.killpg(pid, signal.SIGKILL), id="all of it", marks=pytest.mark.thorough),
+        pytest.param(lambda pid: os.kill(pid, signal.SIGTERM), id="its first process"),
+    ],
 )
 def test_a_killed_queue_keeps_what_ended(tmp_path: Path, kill: Callable[[int], None]) -> None:
     words = [sys.executable, "-m", "narrowcast", "reproduce", "decay-ml1m", "--papers", str(PAPERS), "--jobs", "1"]

@@ -62,6 +62,7 @@ def test_no_bias_without_different_solutions_or_without_different_curvatures() -
     assert np.abs(equal.fixed_point(1 / equal.smoothness, 10) - equal.solution).max() <= 1e-12
 
 
+@pytest.mark.slow
 def test_the_platform_ends_where_the_closed_form_says_and_scaffold_at_the_solution(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_rate_is_that_of_the_largest_component() -> None:
     assert linear_rate(problem, vectors, 0.0).rate == pytest.approx(observed, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_rates_and_curves_are_measured_once_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing_rates, "load_case", lambda *_: TorusMaxCut(side=6, proof="factorisation").load())
 

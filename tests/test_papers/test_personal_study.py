@@ -45,6 +45,7 @@ def _peaked(planned: Planned) -> dict[str, Any]:
     return {**point, "rounds": 100, "curve": [point]}
 
 
+@pytest.mark.slow
 def test_every_number_is_searched_on_seeds_that_are_no_test_seeds() -> None:
     model, names = "perceptron", list(MODELS["perceptron"][1])
     queue = Queue([plan_of(SPLITS[0], model)], Rows())

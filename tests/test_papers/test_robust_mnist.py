@@ -22,6 +22,7 @@ def line(seed: int, split: str, rule: str, attack: str, rate: float, reached: fl
     return {name: str(value) for name, value in {**values, "validation": reached, "test": reached + 1}.items()}
 
 
+@pytest.mark.slow
 def test_rates_are_tried_until_the_best_is_not_at_an_edge() -> None:
     best = {rule: 0.2 * 2.0 ** (index % 7 - 3) for index, rule in enumerate(RULES)}
     lines: list[Row] = []

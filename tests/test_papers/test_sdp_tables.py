@@ -77,6 +77,7 @@ def test_scaling_of_complete_distances_without_noise_is_exact() -> None:
     np.testing.assert_allclose(classical_scaling(problem), problem.network.truth, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_localisation_file_is_gone_on_with_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SENSORS", 8), ("SEEDS", 2), ("NOISES", (0.05,)), ("RANGES", (0.55,))):
         monkeypatch.setattr(localisation_runs, name, value)

@@ -52,6 +52,7 @@ def test_a_run_ends_at_its_target_and_the_others_go_on() -> None:
     assert (not_reached["rounds"], not_reached["model_sha256"]) == (6, whole["model_sha256"])
 
 
+@pytest.mark.slow
 def test_fedprox_and_fedavg_have_equal_tries_and_the_same_stragglers(tmp_path: Path) -> None:
     queue = queue_of("fedprox-synthetic", folder=tmp_path)
     tries: dict[str, set[tuple[str, int]]] = {}
@@ -97,6 +98,7 @@ def _reached(rounds: int, accuracy: float) -> dict[str, Any]:
     return {"rounds": rounds, "final": {"validation.accuracy": accuracy, "test.accuracy": accuracy}}
 
 
+@pytest.mark.slow
 def test_the_step_size_with_the_fewest_rounds_over_three_seeds_is_chosen(tmp_path: Path) -> None:
     cell = declared("scaffold-similarity")["5", "FedAvg", "10"]
     rest = len(cell.grid) - 5
@@ -164,6 +166,7 @@ def test_fair_methods_have_equal_tries_and_are_compared_with_the_first(tmp_path:
     assert png.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_slices_have_equal_tries_bits_and_work(tmp_path: Path) -> None:
     queue = queue_of("heterofl-mnist", folder=tmp_path)
 
@@ -240,6 +243,7 @@ work(queue, Path(), workers=1)
 """
 
 
+@pytest.mark.slow
 def test_a_study_without_a_time_limit_ends_with_its_runs(tmp_path: Path) -> None:
     """Its wait once overflowed: threads cannot wait for infinity."""
     subprocess.run([sys.executable, "-c", _WITHOUT_LIMIT], cwd=tmp_path, check=True)

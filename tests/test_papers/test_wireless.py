@@ -98,6 +98,7 @@ def test_the_example_of_section_3_1() -> None:
     assert judge_section31(2.0)[-1].ours == "yes: 1/146 against 1/144"
 
 
+@pytest.mark.slow
 def test_the_figures_show_what_the_report_says_of_them(curves: list[DescentCurve]) -> None:
     assert len(curves) == sum(len(links) for links in LINKS.values())
     floor = {(curve.figure, curve.uplink, curve.downlink): curve.floor for curve in curves}
@@ -124,6 +125,7 @@ def test_error_free_descent_is_linear_at_its_rate(curves: list[DescentCurve]) ->
     assert steps[-1] == pytest.approx(1 - 1 / 16, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_seed_is_a_problem_and_its_noise(curves: list[DescentCurve]) -> None:
     again, other = compute_figures(), compute_figures(seed=1)
     assert all(np.array_equal(one.distance, two.distance) for one, two in zip(curves, again, strict=True))
@@ -131,6 +133,7 @@ def test_a_seed_is_a_problem_and_its_noise(curves: list[DescentCurve]) -> None:
     assert all(row.verdict != "differs" for row in judge_figures(other))
 
 
+@pytest.mark.slow
 def test_the_plots_are_drawn(table1: list[Allocated], curves: list[DescentCurve], tmp_path: Path) -> None:
     plot_table1(table1, tmp_path / "table1.png")
     paths = [tmp_path / "table1.png", *plot_figures(curves, tmp_path)]

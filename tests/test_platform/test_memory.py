@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STARVED = """
 import resource, sys
 import narrowcast.runs.session, torch  # before the limit, which is on all of a process's memory
@@ -26,6 +28,7 @@ RUN = (
 )
 
 
+@pytest.mark.slow
 def test_a_chunk_that_does_not_fit_names_the_chunk_size(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARVED, *RUN, "chunk_size=100", "--output", str(tmp_path)],

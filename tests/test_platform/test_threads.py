@@ -13,6 +13,7 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from narrowcast.platform.compiled import one_thread
+from sampling import sampled
 
 
 def blas_threads() -> set[int]:
@@ -61,7 +62,8 @@ print(*(name for name in os.environ if name.endswith("_NUM_THREADS")))
 """
 
 
-@pytest.mark.parametrize("users", ["", "OPENBLAS_NUM_THREADS"])
+@pytest.mark.slow
+@pytest.mark.parametrize("users", sampled(["", "OPENBLAS_NUM_THREADS"], [""]))
 @pytest.mark.parametrize("when", ["within", "after"])
 def test_a_blas_that_is_loaded_late_has_one_thread_too(when: str, users: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}

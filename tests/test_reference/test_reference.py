@@ -37,6 +37,12 @@ def schema_of(name: str) -> dict[str, Any]:
     return {**schemas, "study": study_schema}[name]()
 
 
+@cache
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    """Return a validator of a schema that is a schema, which `jsonschema.validate` would check each time."""
+    return jsonschema.Draft202012Validator(schema_of(name))
+
+
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         yield annotation
@@ -93,15 +99,13 @@ def test_schemas_are_schemas_and_describe_every_property(name: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(PACKAGED.rglob("*.yaml")), ids=lambda path: path.stem)  # type: ignore[attr-defined]
 def test_schemas_take_the_packaged_files(path: Any) -> None:
-    schema = schema_of(
-        {"studies": "study", "solves": "solve", "benchmarks": "benchmark"}.get(path.parent.name, "experiment")
-    )
-    jsonschema.validate(read_yaml(path.read_text(), path.name), schema)
+    name = {"studies": "study", "solves": "solve", "benchmarks": "benchmark"}.get(path.parent.name, "experiment")
+    validator(name).validate(read_yaml(path.read_text(), path.name))
 
 
 def test_the_schema_takes_what_is_written_down() -> None:
     for name in ("scolr-channel-ml1m", "fedavg-digits"):
-        jsonschema.validate(load_experiment(name).plain(), schema_of("experiment"))
+        validator("experiment").validate(load_experiment(name).plain())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_the_schema_takes_what_is_written_down() -> None:
 )
 def test_the_schema_refuses_what_narrowcast_refuses(change: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**GOOD, **change}, schema_of("experiment"))
+        validator("experiment").validate({**GOOD, **change})
     overrides = [f"{key}={json.dumps(value)}" for key, value in {**GOOD, **change}.items()]
     with pytest.raises(UserError):
         load_experiment("fedavg-digits", overrides)
@@ -131,13 +135,13 @@ def test_the_schema_refuses_what_narrowcast_refuses(change: dict[str, Any]) -> N
 
 def test_the_schema_takes_sections_whose_kind_follows_from_the_data() -> None:
     change = {"model": {"hidden": [3]}, "training": {"momentum": 0.5}}
-    jsonschema.validate({**GOOD, **change}, schema_of("experiment"))
+    validator("experiment").validate({**GOOD, **change})
     load_experiment("fedavg-digits", [f"{key}={json.dumps(value)}" for key, value in change.items()])
 
 
 def test_the_schema_takes_classes_of_ones_own() -> None:
     for algorithm in ("my_methods:FedAvgM", {"kind": "my_methods:FedAvgM", "momentum": 0.5}):
-        jsonschema.validate({**GOOD, "algorithm": algorithm}, schema_of("experiment"))
+        validator("experiment").validate({**GOOD, "algorithm": algorithm})
 
 
 @pytest.mark.parametrize("name", ["experiment", "solve", "benchmark", "study"])

@@ -99,6 +99,7 @@ def test_a_run_without_a_sha256_of_its_data_goes_on_unless_clients_are_gone(fold
     assert load_checkpoint(place, RunState).data_sha256
 
 
+@pytest.mark.slow
 def test_verify_and_compare_say_that_data_differ(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert narrowcast("run", "run.yaml").status == 0
     result = json.loads((folder / "runs" / "shop" / "result.json").read_text())
@@ -132,6 +133,7 @@ def test_a_study_goes_on_with_its_own_data_only(folder: Path) -> None:
     assert_refused(narrowcast("tune", "study.yaml", "study.trials=2"), "the study study was begun with other data")
 
 
+@pytest.mark.slow
 def test_the_trials_of_a_study_go_on_with_their_own_data_only(folder: Path) -> None:
     """The study's own file stays as it is, and one that its space names changes."""
     (folder / "mall.csv").write_text((folder / "shop.csv").read_text().replace("\n3,15,3\n", "\n3,16,3\n"))

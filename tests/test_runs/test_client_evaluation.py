@@ -41,6 +41,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, drawn: None) -> Path:
     return output
 
 
+@pytest.mark.slow
 def test_all_clients_are_in_one_table_and_the_participants_in_theirs(output: Path) -> None:
     result = Result.load(output / "asked")
     table = result.client_metrics
@@ -82,6 +83,7 @@ def test_few_samples_and_clients_without_any_are_said() -> None:
     )
 
 
+@pytest.mark.slow
 def test_targets_summaries_and_reports_have_the_statistics(output: Path) -> None:
     result = Result.load(output / "asked")
     (target,) = result.targets
@@ -99,6 +101,7 @@ def test_targets_summaries_and_reports_have_the_statistics(output: Path) -> None
         run(output, "refused", {**BOTH, "targets": {"test.accuracy.variance": [80], "test.accuracy.mean": [80]}})
 
 
+@pytest.mark.slow
 def test_comparisons_have_a_table_and_a_figure(output: Path) -> None:
     comparison = nc.compare([output / "asked", output / "plain"])
     assert list(comparison.differences.index) == ["targets.test.accuracy.worst_10_percent"]
@@ -118,6 +121,7 @@ def test_comparisons_have_a_table_and_a_figure(output: Path) -> None:
     assert axes[0].get_ylabel() == "test accuracy variance"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_tables_and_verifies(output: Path) -> None:
     run(output, "resumed", {**BOTH, "rounds": 2})
     nc.run(None, {"rounds": ROUNDS}, output=output, resume="resumed", progress=False)

@@ -70,6 +70,7 @@ def assert_as_recorded(module: nn.Module, result: nc.Result, client: int, prefix
     assert ours == pytest.approx(theirs, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled(METHODS, {"ditto", "apfl", "partial"}))
 def test_the_model_of_a_client_has_the_metrics_that_were_recorded(kind: str, tmp_path: Path) -> None:
     result = run(tmp_path, {"kind": kind, **METHODS[kind]}, name=kind)
@@ -85,6 +86,7 @@ def test_the_model_of_a_client_has_the_metrics_that_were_recorded(kind: str, tmp
     assert_as_recorded(blank, result, 4)
 
 
+@pytest.mark.slow
 def test_new_clients_are_in_all_that_a_run_leaves(tmp_path: Path) -> None:
     result = run(tmp_path, {"kind": "ditto", "pull": 0.5}, name="joined", new_clients=3)
     last = result.client_metrics.query("round == 3")
@@ -131,6 +133,7 @@ def test_clients_with_networks_of_their_own_have_these(tmp_path: Path) -> None:
     assert_as_recorded(result.model(client=7), result, 7)
 
 
+@pytest.mark.slow
 def test_what_has_no_model_of_a_client_is_refused_in_one_line(tmp_path: Path) -> None:
     run(tmp_path, "fedavg", name="shared")
     run(tmp_path, "ditto", name="own")
@@ -150,6 +153,7 @@ def test_what_has_no_model_of_a_client_is_refused_in_one_line(tmp_path: Path) ->
         client_module(tmp_path / "users", load_experiment("scolr-ml100k"), 1, 0)
 
 
+@pytest.mark.slow
 def test_an_earlier_checkpoint_is_not_taken_for_the_last(tmp_path: Path) -> None:
     run(tmp_path, "ditto", name="own", checkpoint_every=1)
     *_, last = sorted((tmp_path / "own" / "checkpoint").glob("round-*"))

@@ -483,6 +483,7 @@ def assert_is_png(page: str) -> None:
         assert matplotlib.image.imread(io.BytesIO(base64.b64decode(packed))).shape[1] > 500
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_has_its_figures_and_its_configuration(tmp_path: Path) -> None:
     (folder,) = write_seeds(tmp_path, "scolr", [0], [0.6])
     rounds = pq.read_table(folder / "rounds.parquet")

@@ -42,6 +42,7 @@ def report_of(output: Path, name: str) -> str:
     return unescape((output / "page.html").read_text())
 
 
+@pytest.mark.slow
 def test_the_commands_of_missing_controls_make_them_and_they_are_then_added(output: Path) -> None:
     before = nc.compare(["mixed", "shared"], output=output)
     assert f"<h2>Controls</h2><p>{'</p><p>'.join(before.remarks)}</p>" in report_of(output, "mixed")
@@ -72,6 +73,7 @@ def test_the_commands_of_missing_controls_make_them_and_they_are_then_added(outp
         assert f"{name}</td><td class='word'>test accuracy</td><td class='number'>{100 * mean:.2f} %</td>" in reported
 
 
+@pytest.mark.slow
 def test_a_method_below_a_control_is_said_to_be(output: Path) -> None:
     alone = run(output, "alone", "local")
     mixed = Result.load(output / "mixed")
@@ -87,6 +89,7 @@ def test_a_method_below_a_control_is_said_to_be(output: Path) -> None:
     assert line in comparison.report(output / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_other_data_seeds_and_settings_are_no_controls(tmp_path: Path) -> None:
     mixed = run(tmp_path, "mixed", MIXED, seed=3)
     run(tmp_path, "other-seed", "local", seed=4)
@@ -100,6 +103,7 @@ def test_other_data_seeds_and_settings_are_no_controls(tmp_path: Path) -> None:
     assert nc.compare(mixed).added == ("alone",)
 
 
+@pytest.mark.slow
 def test_the_controls_of_several_seeds_are_one_command(tmp_path: Path) -> None:
     run(tmp_path, "mixed", MIXED, **{"replicas": {"seed": [0, 1]}})
     comparison = nc.compare("mixed-*", output=tmp_path)

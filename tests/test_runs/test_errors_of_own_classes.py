@@ -110,6 +110,7 @@ def test_replicas_that_do_not_fail_go_on(file: Path) -> None:
     assert Journal.read(finished.parent).last_step == 2
 
 
+@pytest.mark.slow
 def test_a_trial_whose_module_raises_fails_with_its_reason(file: Path) -> None:
     study = file.with_name("study.yaml")
     study.write_text(

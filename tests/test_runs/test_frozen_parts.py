@@ -70,6 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run(tmp_path_factory.mktemp("frozen"), name="frozen")
 
 
+@pytest.mark.slow
 def test_the_saved_model_is_the_whole_state_dict(finished: Any, tmp_path: Path) -> None:
     module = make()
     assert finished.arrays().keys() == module.state_dict().keys()

@@ -48,6 +48,7 @@ def assert_said(said: Said, path: Path) -> None:
     assert SECRET not in said.out + said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["notes.txt", "plots/accuracy.png", "deeper"])
 def test_sync_sends_no_file_from_elsewhere(name: str, runs: Path, tmp_path: Path) -> None:
     target = tmp_path / "home" if name == "deeper" else tmp_path / "home" / "key"

@@ -27,6 +27,7 @@ def sha256(folder: Path) -> str:
     return str(json.loads((folder / "result.json").read_text())["model_sha256"])
 
 
+@pytest.mark.slow
 def test_everything_of_ones_own_runs_is_kept_and_resumes(tmp_path: Path) -> None:
     straight = narrowcast("run", OWN, *QUIET, "backend=local", "--output", tmp_path / "straight")
     assert straight.status == 0, straight.err
@@ -58,6 +59,7 @@ def test_a_job_ships_the_modules_and_is_known_by_them(tmp_path: Path) -> None:
     assert set(MODULES) <= {path.name for path in (tmp_path / "packed").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_changed_module_is_noticed(tmp_path: Path) -> None:
     module = tmp_path / "noticed_fleet.py"
     module.write_text((EXAMPLES / "city_fleet.py").read_text())
@@ -209,6 +211,7 @@ def test_an_unknown_field_of_a_plugin_is_named_with_those_it_has() -> None:
     assert_refused(said, "algorithm.momentun is unknown", "momentum", 'Did you mean "momentum"')
 
 
+@pytest.mark.slow
 def test_comparing_runs_imports_no_plugin(tmp_path: Path) -> None:
     said = narrowcast("run", OWN, *QUIET, "backend=local", "--output", tmp_path)
     assert said.status == 0, said.err
@@ -219,6 +222,7 @@ def test_comparing_runs_imports_no_plugin(tmp_path: Path) -> None:
     assert compared.status == 0, compared.err
 
 
+@pytest.mark.slow
 def test_a_scheme_of_ones_own_reaches_the_process_that_holds_the_keys(tmp_path: Path) -> None:
     (tmp_path / "own_scheme.py").write_text(
         "from typing import Literal\n"
@@ -239,6 +243,7 @@ def test_a_scheme_of_ones_own_reaches_the_process_that_holds_the_keys(tmp_path: 
     assert sha256(tmp_path / "runs" / "own") == sha256(tmp_path / "runs" / "masked")
 
 
+@pytest.mark.slow
 def test_an_entry_point_of_an_installed_package_is_a_kind(tmp_path: Path) -> None:
     package = tmp_path / "site"
     about = package / "own_fleets-1.0.dist-info"

@@ -131,6 +131,7 @@ def test_a_run_resumes_from_what_a_power_cut_left(tmp_path: Path, run: Recorded,
     assert_it_resumes(run, state, tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_a_cut_at_each_step_before_its_first_round(tmp_path: Path, run: Recorded) -> None:
     first = next(place for place in range(len(run.operations)) if run.rounds_before(place))
     begun = Counter[bool]()
@@ -165,6 +166,7 @@ def test_the_states_find_a_journal_that_is_not_synced(tmp_path: Path, run: Recor
         prepared_from(state, tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_what_mlflow_has_is_in_the_journal_and_what_the_cursor_counts_is_in_mlflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

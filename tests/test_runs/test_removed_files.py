@@ -98,11 +98,12 @@ def cut_after_its_first_line(path: Path) -> None:
     os.truncate(path, path.read_bytes().index(b"\n") + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "change"),
     sampled(
         [(number, change) for number in (3, 6) for change in (Path.unlink, cut_after_its_first_line)],
-        [(3, cut_after_its_first_line), (6, Path.unlink)],
+        [(6, Path.unlink)],
     ),
 )
 def test_a_run_whose_clients_record_is_gone_ends_and_repeats_no_round_without_it(

@@ -22,6 +22,7 @@ from narrowcast.platform.storage.checkpoint import load_checkpoint
 from narrowcast.platform.storage.journal import Journal
 from narrowcast.runs.prepared import prepare_resume
 from narrowcast.runs.session import sync_run
+from sampling import sampled
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,7 +39,6 @@ RUN = (
     *("run", NAME, f"rounds={ROUNDS}", f"checkpoint_every={CHECKPOINT_EVERY}", "evaluate_every=25"),
     *("training.epochs=10", "tracking.system_metrics=false", "checkpoint_seconds=600"),
 )
-RAY = pytest.param("ray", marks=pytest.mark.ray)
 Start = Callable[..., Command]
 
 
@@ -118,8 +118,15 @@ def test_kill_9_and_resume_give_the_uninterrupted_results(
     assert json.loads((folder / "result.json").read_text())["backend"] == backend
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-@pytest.mark.parametrize("backend", ["local", RAY])
+@pytest.mark.parametrize(
+    ("backend", "number"),
+    [
+        pytest.param("local", signal.SIGINT, id="local-ctrl-c"),
+        pytest.param("local", signal.SIGTERM, id="local-sigterm", marks=pytest.mark.thorough),
+        pytest.param("ray", signal.SIGINT, id="ray-ctrl-c", marks=[pytest.mark.ray, pytest.mark.thorough]),
+        pytest.param("ray", signal.SIGTERM, id="ray-sigterm", marks=pytest.mark.ray),
+    ],
+)
 def test_an_interrupted_run_says_how_to_go_on(
     tmp_path: Path, start: Start, uninterrupted: Path, backend: str, number: signal.Signals
 ) -> None:
@@ -144,7 +151,7 @@ def test_an_interrupted_run_says_how_to_go_on(
 LONG = ("run", "fedavg-digits", "rounds=100000", "evaluate_every=100000", "targets={}", "--backend", "local")
 
 
-@pytest.mark.parametrize("seconds", [0, 0.3])
+@pytest.mark.parametrize("seconds", sampled([0, 0.3], [0]))
 @pytest.mark.parametrize("printed", ["backend local\n", "360 test samples\n"])
 def test_an_interrupt_before_round_1_is_one_line(tmp_path: Path, start: Start, printed: str, seconds: float) -> None:
     command = start(*LONG, "--output", tmp_path / "runs")
@@ -158,7 +165,7 @@ def test_an_interrupt_before_round_1_is_one_line(tmp_path: Path, start: Start, p
     assert command.survivors(30) == []
 
 
-@pytest.mark.parametrize("seconds", [0, 0.05, 0.5])
+@pytest.mark.parametrize("seconds", sampled([0, 0.05, 0.5], [0.05]))
 def test_a_second_interrupt_changes_nothing(tmp_path: Path, start: Start, seconds: float) -> None:
     command = start(*LONG, "--output", tmp_path)
     command.wait_for_round(tmp_path / "fedavg-digits", 3)

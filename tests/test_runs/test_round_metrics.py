@@ -66,6 +66,7 @@ def columns(result: Any) -> list[list[float]]:
     return [list(result.rounds[name]) for name in ("number", "weight")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, LATE, {"secure.kind": "plain"}], ids=str)
 def test_metrics_are_columns_of_the_rounds_and_of_the_store(settings: dict[str, Any]) -> None:
     result = run(settings=settings)
@@ -78,6 +79,7 @@ def test_metrics_are_columns_of_the_rounds_and_of_the_store(settings: dict[str, 
     assert [entry.value for entry in sorted(history, key=lambda entry: entry.step)] == columns(result)[0]
 
 
+@pytest.mark.slow
 def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_stopped(tmp_path: Path) -> None:
     straight = columns(run(settings={"name": "straight"}))
     run(settings={"rounds": 2})

@@ -120,6 +120,7 @@ def test_the_bootstrap_resamples_users_jointly() -> None:
     assert got == bootstrap_over_users(ours, theirs), "the same seed draws the same resamples"
 
 
+@pytest.mark.slow
 def test_pairing_removes_what_users_have_in_common() -> None:
     random = np.random.default_rng(2)
     easy = random.random((1, 2000))

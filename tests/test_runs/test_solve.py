@@ -41,6 +41,7 @@ def solved(output: Path) -> nc.SolveResult:
     return nc.load_run("poisson", output=output)
 
 
+@pytest.mark.slow
 def test_a_solve_ends_at_its_tolerance_and_leaves_a_run(solved: nc.SolveResult) -> None:
     file = solved.file
     assert file.stopped_by == "tolerance"
@@ -78,6 +79,7 @@ def test_the_bare_loop_gives_the_same_answer(solved: nc.SolveResult) -> None:
     np.testing.assert_array_equal(last.state.arrays["values"], solved.answer()["values"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record_every", [1, 7])
 def test_an_interrupted_solve_resumes_to_the_same_answer(
     tmp_path: Path, solved: nc.SolveResult, record_every: int
@@ -95,6 +97,7 @@ def test_an_interrupted_solve_resumes_to_the_same_answer(
     assert all(each.problem == "" for each in verify(tmp_path / "cut", 5))
 
 
+@pytest.mark.slow
 def test_a_lower_tolerance_goes_on_from_a_finished_solve(tmp_path: Path, solved: nc.SolveResult) -> None:
     early = nc.solve(POISSON, {"tolerance": 1e-3}, output=tmp_path, progress=False)
     assert early.file.iterations < solved.file.iterations
@@ -129,6 +132,7 @@ def _override(word: str) -> tuple[str, Any]:
     return path, json.loads(text)
 
 
+@pytest.mark.slow
 def test_solves_are_compared_by_metrics_iterations_and_time(tmp_path: Path) -> None:
     kinds = ["scaled_asd", "power_factorisation"]
     results = nc.solve(COMPLETION, {**SMALL, "replicas.solver.kind": kinds}, output=tmp_path, progress=False)
@@ -145,6 +149,7 @@ def test_solves_are_compared_by_metrics_iterations_and_time(tmp_path: Path) -> N
         comparison.plot(metric="gap")
 
 
+@pytest.mark.slow
 def test_a_solve_and_an_experiment_are_not_compared(tmp_path: Path, solved: nc.SolveResult) -> None:
     federated = nc.run("fedavg-digits", {"rounds": 2}, output=tmp_path, progress=False)
     with pytest.raises(nc.UserError, match="poisson is a solve and fedavg-digits is not"):
@@ -210,6 +215,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path, overrides: dic
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_limit_of_time_ends_a_solve_and_not_its_iterations(tmp_path: Path) -> None:
     short = nc.solve(COMPLETION, {**SMALL, "solver_seconds": 1e-9}, output=tmp_path, progress=False)
     assert (short.file.stopped_by, short.file.iterations) == ("solver_seconds", 1)
@@ -271,6 +277,7 @@ def test_replicas_of_one_problem_load_it_once(tmp_path: Path) -> None:
     assert len({each.input.digest for each in other}) == 2
 
 
+@pytest.mark.slow
 def test_interrupted_replicas_are_resumed_as_far_as_they_have_begun(tmp_path: Path) -> None:
     def stop(row: Any) -> None:
         if row["run"].endswith("100"):

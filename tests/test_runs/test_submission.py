@@ -260,6 +260,7 @@ def test_what_one_node_lacks_is_told_of_that_node() -> None:
     assert judge_nodes({"a": healthy, "b": None}, NEEDED) == ["these nodes did not report their packages: b"]
 
 
+@pytest.mark.slow
 def test_what_can_never_fit_is_told_before_torch_is_imported() -> None:
     """Which takes ten seconds and more where others use the machine."""
     with answering(200, json.dumps(TWO_CPUS)) as address:

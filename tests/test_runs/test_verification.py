@@ -206,6 +206,7 @@ def test_an_unfinished_run_is_checked_as_far_as_it_is(folder: Path) -> None:
     assert "not checked: the run is not finished" in said.out
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_measures_otherwise_is_checked_with_what_each_round_has(tmp_path: Path) -> None:
     assert narrowcast("run", *RUN, "evaluate_clients=test", "--output", tmp_path).status == 0
     changed = ("rounds=9", "evaluate_every=3", "evaluate_clients=[test, train]", "checkpoints_kept=3")

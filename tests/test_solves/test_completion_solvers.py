@@ -153,6 +153,7 @@ def best_fit(problem: Completion, rank: int) -> float:
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "noise"), sampled([(1, 0.0), (2, 0.0), (2, 0.2), (3, 0.2)], [(1, 0.0), (2, 0.2)]))
 def test_solvers_end_at_the_best_fit_of_a_rank_that_leaves_a_residual(rank: int, noise: float) -> None:
     problem = SyntheticCompletion(rows=60, columns=40, rank=3, fraction=0.5, condition=2, noise=noise, seed=3).load()

@@ -62,6 +62,7 @@ def test_hazan_steps_are_those_of_dense_matrices(rule: Any) -> None:
     assert state["vectors"].shape[1] < 79
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [Hazan(radius=RADIUS), InFaceFrankWolfe(radius=RADIUS)])
 def test_the_gap_is_above_the_distance_from_the_minimum(solver: Any) -> None:
     dense = Dense.of(SMALL)
@@ -82,6 +83,7 @@ def test_the_gap_is_above_the_distance_from_the_minimum(solver: Any) -> None:
     assert true < 0.02 * SMALL.observed.norm**2
 
 
+@pytest.mark.slow
 def test_in_face_steps_reach_the_minimum_at_its_rank() -> None:
     problem = SyntheticCompletion(rows=40, columns=30, rank=2, fraction=0.5, noise=0.05, seed=3).load()
     assert isinstance(problem.truth, tuple)

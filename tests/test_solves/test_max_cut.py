@@ -152,6 +152,7 @@ def test_a_sweep_is_that_of_a_plain_loop(momentum: float) -> None:
     np.testing.assert_allclose(np.linalg.norm(state["vectors"], axis=1), 1, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_greedy_updates_are_those_of_a_plain_loop() -> None:
     problem = SMALL.load()
     solver, weights = Mixing(rank=5, selection="greedy"), dense(problem)

@@ -78,6 +78,7 @@ def test_enough_entries_are_completed_exactly_and_the_norm_is_proved(seed: int) 
     assert metrics["rank"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_fewer_entries_than_parameters_have_a_completion_of_smaller_norm(seed: int) -> None:
     problem = SyntheticCompletion(rows=30, columns=25, rank=2, fraction=0.12, condition=3, seed=seed).load()

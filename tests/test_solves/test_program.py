@@ -73,6 +73,7 @@ def test_it_keeps_the_laws_of_solvers(law: Any) -> None:
     law(SolverCase(DESCENT, PROBLEM.load()))
 
 
+@pytest.mark.slow
 def test_a_solve_with_a_program_is_a_run_that_resumes(tmp_path: Path) -> None:
     def stop(row: Any) -> None:
         if row["iteration"] == 2:
@@ -118,6 +119,7 @@ def test_a_bad_program_ends_the_solve_in_one_line(tmp_path: Path, text: str, mes
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_session", [False, True])
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_program_is_killed_with_what_it_started(ends: bool, own_session: bool, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def measured_iterations(given: Solve, problem: MaxCut, cut: int | None = None) -
         begun = True
 
 
+@pytest.mark.slow
 def test_measurements_with_the_last_one_are_no_more_work_than_iterations(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

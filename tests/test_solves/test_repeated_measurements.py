@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from narrowcast.platform.solving import begin, iterations, measured
 from narrowcast.solve_run import load_solve
 
 
+@pytest.mark.slow
 def test_a_program_is_measured_the_same_again() -> None:
     values = {
         "problem": {"kind": "sensor_localisation", "sensors": 12, "anchors": 4, "radio_range": 0.6},

@@ -119,6 +119,7 @@ pool.close()
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_left_to_the_process_that_a_worker_belongs_to(tmp_path: Path) -> None:
     """A terminal sends it to both; here the worker alone gets it, and goes on."""
     words = [sys.executable, "-c", _INTERRUPTED_WORKER]

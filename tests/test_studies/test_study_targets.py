@@ -50,6 +50,7 @@ def test_every_paper_of_the_checkout_has_its_tables_and_readable_results() -> No
         assert all(digest for found in rows.by_label.values() for _, digest, _ in found), folder
 
 
+@pytest.mark.slow
 def test_listing_reads_yaml_and_reproducing_runs_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paper(tmp_path / "papers" / "mine")
     monkeypatch.chdir(tmp_path)
@@ -226,6 +227,7 @@ def test_an_installed_package_announces_its_papers(tmp_path: Path) -> None:
     assert said.stdout.split() == ["mine"]
 
 
+@pytest.mark.slow
 def test_the_template_runs_keeps_its_rows_and_draws_them_again(tmp_path: Path) -> None:
     folder = tmp_path / "paper"
     folder.mkdir()

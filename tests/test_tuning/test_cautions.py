@@ -53,6 +53,7 @@ def test_the_chosen_trial_is_cautioned_about() -> None:
     assert line.startswith("each trial had 2 seeds; ")
 
 
+@pytest.mark.slow
 def test_a_study_prints_and_keeps_its_cautions(tmp_path: Path) -> None:
     rates = "space: {training.learning_rate: [0.0001, 0.001, 0.01]}\n"  # digits want a hundred times more
     grid = "study: {objectives: {validation.accuracy: maximize}, sampler: grid, backend: local, holdout: {trials: 0}}\n"

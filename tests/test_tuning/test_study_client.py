@@ -81,6 +81,7 @@ def test_every_sampler_proposes_the_same_twice_and_after_a_pause(tmp_path: Path,
     assert len({each["rate"] for each in drawn["whole"][:10]}) == 10  # an estimate may propose a bound twice
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("same", [True, False])
 def test_a_gaussian_process_sees_costs_by_their_logarithm(tmp_path: Path, same: bool) -> None:
@@ -200,6 +201,7 @@ def test_a_damaged_line_is_named_and_the_lines_before_it_are_a_study(tmp_path: P
     assert client(journal, ONE).ask() is not None
 
 
+@pytest.mark.slow
 def test_a_call_whose_line_a_full_disk_cut_is_repeated_on_a_line_of_its_own(tmp_path: Path) -> None:
     journal, limit = tmp_path / "s", resource.getrlimit(resource.RLIMIT_FSIZE)
     one = client(journal, ONE)

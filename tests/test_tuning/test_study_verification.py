@@ -17,6 +17,7 @@ from narrowcast.runs.checks import Budget, Check
 from narrowcast.tuning.storage import open_storage
 from narrowcast.tuning.trials import DISCARDED
 from narrowcast.tuning.verification import verify_study
+from sampling import sampled
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 _CREATE_TRIAL = 4
@@ -59,7 +60,8 @@ def problems(checks: list[Check]) -> list[str]:
     return [f"{check.subject}: {check.problem}" for check in checks if check.problem]
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sampled(STUDIES, {"several"}))
 def test_a_study_as_it_was_written_has_no_problem(name: str, tmp_path: Path) -> None:
     folder = made(name, tmp_path)
     for budget in (Budget(0), Budget(7, seed=1), Budget(7, seed=2), Budget()):
@@ -72,6 +74,7 @@ def test_a_study_as_it_was_written_has_no_problem(name: str, tmp_path: Path) -> 
         assert {each["state"] for each in results} == {"complete", "pruned"}
 
 
+@pytest.mark.slow
 def test_a_study_that_is_continued_and_killed_has_no_problem(tmp_path: Path) -> None:
     """Its table, result and best values are then older than its last trials, of which one may lack its result."""
     folder = made("solves", tmp_path)
@@ -95,6 +98,7 @@ def test_a_study_that_is_continued_and_killed_has_no_problem(tmp_path: Path) -> 
     assert problems(list(verify_study(folder, Budget(0)))) == ['trials.csv: trial 0: state is "failed", not "complete"']
 
 
+@pytest.mark.slow
 def test_a_study_with_its_storage_elsewhere_that_lost_trials_has_no_problem(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
     (file := tmp_path / "solves.yaml").write_text(STUDIES["solves"])
@@ -123,6 +127,7 @@ def rewritten(study: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.slow
 def test_damaged_files_of_trials_are_named(tmp_path: Path) -> None:
     folder = made("solves", tmp_path)
     for damage, problem in (

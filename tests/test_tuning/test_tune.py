@@ -50,6 +50,7 @@ def test_a_study_from_its_file_to_its_best_configuration(tmp_path: Path) -> None
     assert result(tmp_path / "again")["model_sha256"] == trial["model_sha256"][0]
 
 
+@pytest.mark.slow
 def test_a_study_of_an_attack_alone_finds_the_strongest(tmp_path: Path) -> None:
     study = write_study(tmp_path, EXPERIMENT + ONE_OBJECTIVE + "space: {attack.scale: [0.1, 5.0]}")
     words = ("study.sampler=grid", "study.objectives={validation.accuracy: minimize}")
@@ -60,6 +61,7 @@ def test_a_study_of_an_attack_alone_finds_the_strongest(tmp_path: Path) -> None:
     assert result(tmp_path / "digits")["chosen"] == int(min(reached, key=reached.__getitem__))
 
 
+@pytest.mark.slow
 def test_a_study_is_the_same_twice_and_however_it_is_cut(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     assert narrowcast("tune", study, "--output", tmp_path / "whole").status == 0
@@ -72,6 +74,7 @@ def test_a_study_is_the_same_twice_and_however_it_is_cut(tmp_path: Path) -> None
     assert len({row["training.learning_rate"] for row in whole}) == 6
 
 
+@pytest.mark.slow
 def test_trials_played_together_are_what_they_are_alone(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     for name, together in (("alone", 1), ("together", 4)):
@@ -107,6 +110,7 @@ def test_a_pruned_trial_stops_between_rounds_and_says_so_everywhere(tmp_path: Pa
         assert run.data.metrics["rounds_run"] == 6
 
 
+@pytest.mark.slow
 def test_the_hold_out_table_has_every_cost_that_trials_are_judged_by(tmp_path: Path) -> None:
     study = (
         "study:\n  objectives: {validation.accuracy: maximize, simulated_seconds: minimize}\n  trials: 2\n"
@@ -124,6 +128,7 @@ def test_the_hold_out_table_has_every_cost_that_trials_are_judged_by(tmp_path: P
     assert row.endswith(format_seconds(written["runs"][0]["simulated_seconds"]))
 
 
+@pytest.mark.slow
 def test_several_objectives_are_pruned_on_one_of_them(tmp_path: Path) -> None:
     study = (
         "study:\n  objectives: {validation.accuracy: maximize, uplink_bits: minimize}\n  trials: 12\n"
@@ -150,6 +155,7 @@ def test_several_objectives_are_pruned_on_one_of_them(tmp_path: Path) -> None:
     assert (tmp_path / "digits" / "plots" / "pareto.png").is_file()
 
 
+@pytest.mark.slow
 def test_trials_under_secure_aggregation_cost_what_the_run_costs(tmp_path: Path) -> None:
     settings = ("experiment.secure=masked", "experiment.rounds=4", "study.trials=1")
     said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, *settings)
@@ -166,6 +172,8 @@ def test_trials_under_secure_aggregation_cost_what_the_run_costs(tmp_path: Path)
     assert result(tmp_path / "digits" / "trials" / "00000")["model_sha256"] == [again["model_sha256"]]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_seeds_under_secure_aggregation_are_averaged(tmp_path: Path) -> None:
     said = narrowcast(
         "tune", write_study(tmp_path), "--output", tmp_path, "experiment.secure=masked", "experiment.rounds=4",
@@ -176,6 +184,7 @@ def test_seeds_under_secure_aggregation_are_averaged(tmp_path: Path) -> None:
     assert "%" not in said.out.partition("Best trials")[2]  # a loss is no share
 
 
+@pytest.mark.slow
 def test_a_budget_ends_a_trial_and_its_configuration(tmp_path: Path) -> None:
     whole = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, "--name", "whole", "study.trials=1")
     assert whole.status == 0
@@ -194,6 +203,7 @@ def _has_reported(number: int, folder: Path) -> bool:
     return any(f'"trial_id":{number},' in line and "intermediate_value" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     words = ("tune", write_study(tmp_path), "--output", tmp_path, "experiment.rounds=400", "study.trials=3")
     with terminated_when(lambda: _has_reported(1, tmp_path / "digits")):

@@ -73,7 +73,12 @@ def write_files(folder: Path, backend: str = "local", at_least: float = 0.0) -> 
     return folder / "mine.yaml"
 
 
-@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+ON_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow, pytest.mark.thorough])
+"""For `make thorough`, as test_plugins_on_ray.py has a study of one's own classes."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["local", ON_RAY])
 def test_a_study_of_plugins_and_its_best_configuration(tmp_path: Path, backend: str) -> None:
     said = narrowcast("tune", write_files(tmp_path, backend), "--output", tmp_path / "runs")
     assert (said.status, said.err) == (0, "")

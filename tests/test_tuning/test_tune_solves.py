@@ -48,6 +48,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_study_chooses_the_rank_and_tolerance_of_the_least_error(study: Path) -> None:
     rows = trials(study / "ranks")
     assert [row["state"] for row in rows] == ["complete"] * 6

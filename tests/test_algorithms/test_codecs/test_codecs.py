@@ -55,6 +55,7 @@ def test_every_kind_of_the_catalog_is_in_a_chain() -> None:
     assert all(kind == model.model_fields["kind"].default for kind, model in CODECS.items())
 
 
+@pytest.mark.slow
 @always_the_same(400)
 @given(updates(), st.integers(0, 2**64 - 1))
 @example({"Q": np.zeros((3, 2), np.float32)}, 0)

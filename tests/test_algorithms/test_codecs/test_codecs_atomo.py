@@ -64,6 +64,7 @@ def test_directions_without_strength_are_not_drawn() -> None:
     assert directions(np.empty(0)).probabilities(np.empty(0), 5.0).tolist() == []
 
 
+@pytest.mark.slow
 def test_the_mean_is_the_update_and_the_variance_what_was_minimised() -> None:
     update = {"Q": matrix(30, 12), "kernel": matrix(10, 18, seed=1).reshape(10, 2, 3, 3), "bias": np.ones(4, "f")}
     chain = codec({"kind": "atomo", "fraction": 0.4})

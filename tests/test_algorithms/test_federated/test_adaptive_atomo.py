@@ -67,6 +67,7 @@ def test_budgets_are_kept_and_the_error_is_what_the_choice_expects(budget: int) 
     assert max(ranks) <= 40
 
 
+@pytest.mark.slow
 def test_the_draw_is_better_than_at_other_levels() -> None:
     """Each level of a coarse search is sent for real, with the probabilities that fill the budget at it."""
     directions, budget = Directions.of(UPDATE, 64), 12000.0
@@ -95,6 +96,7 @@ def test_the_draw_is_better_than_at_other_levels() -> None:
     assert measured(None) <= 1.1 * min(measured(levels) for levels in (6, 10, 16, 25, 40))
 
 
+@pytest.mark.slow
 def test_what_arrives_is_the_change_on_average() -> None:
     received = [sent[2] for key in range(150) if (sent := send(9000, key))]
     assert len(received) == 150

@@ -86,6 +86,7 @@ def test_a_lossless_download_of_the_rows_is_no_codec(algorithm: Any) -> None:
         assert ours.ledger.downlink_bits.tolist() == expected, "the basis costs its seed"
 
 
+@pytest.mark.slow
 def test_the_download_follows_from_its_bytes_and_the_public_seed_in_another_process() -> None:
     """Send the rows of one client of round 3 as bytes, and decode them where nothing but public data is known."""
     task, algorithm = task_of(MODEL), FedMF(download=CodedDownload(step=STEP, rows="touched"))

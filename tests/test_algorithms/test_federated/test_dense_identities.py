@@ -183,6 +183,7 @@ def test_the_drift_of_untouched_rows_is_that_of_every_step() -> None:
         assert np.allclose(drift, -task.training.learning_rate * plain.steps[client], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_scaffold_reaches_the_minimiser_of_quadratics_where_fedavg_is_biased() -> None:
     task, minimiser = quadratics()
     errors = {
@@ -193,6 +194,7 @@ def test_scaffold_reaches_the_minimiser_of_quadratics_where_fedavg_is_biased() -
     assert errors["fedavg"] >= 0.05
 
 
+@pytest.mark.slow
 def test_scaffold_reaches_it_with_half_of_the_clients_in_a_round() -> None:
     task, minimiser = quadratics()
     state = run(Scaffold(), task, n_rounds=3000, clients=3, chunk_size=2)

@@ -168,6 +168,7 @@ def test_a_codec_shortens_outputs_and_little_else() -> None:
     assert_allclose(state.server[CONSENSUS], whole.server[CONSENSUS], atol=0.02 * np.abs(whole.server[CONSENSUS]).max())
 
 
+@pytest.mark.slow
 def test_chunks_change_clients_by_rounding_and_a_resume_changes_nothing() -> None:
     algorithm = FedMD(models=(MLP(hidden=(5,)), Softmax(), MLP(hidden=(4, 3))), samples_per_round=20)
     task = task_of()

@@ -133,6 +133,7 @@ def test_a_client_sends_and_receives_the_factors() -> None:
     assert algorithm.broadcast(algorithm.init(task), task, 1).full.wire_bits() == dense_wire_bits(values)
 
 
+@pytest.mark.slow
 def test_fedpara_learns_digits_as_well_as_fedavg() -> None:
     task = make_task(digits([175] * 8), MLP(hidden=(64,)), learning_rate=0.2)
     accuracies, bits = {}, {}

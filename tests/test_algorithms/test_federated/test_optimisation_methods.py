@@ -96,6 +96,7 @@ def test_the_norms_are_the_papers_closed_forms(momentum: float, mu: float) -> No
     assert np.abs(norms - wanted).max() <= 1e-12
 
 
+@pytest.mark.slow
 def test_fednova_has_less_bias_than_fedavg_if_steps_are_unequal() -> None:
     task, minimiser = quadratics(UNEQUAL, learning_rate=0.02)
     fedavg, fednova = (np.abs(trained(task, each, 500) - minimiser).max() for each in (FedAvg(), FedNova()))
@@ -123,6 +124,7 @@ def test_feddyn_is_algorithm_1() -> None:
     assert np.abs(trained(task, FedDyn(alpha=alpha), 4) - x).max() <= 1e-12
 
 
+@pytest.mark.slow
 def test_feddyn_reaches_the_minimiser_of_quadratics_where_fedavg_is_biased() -> None:
     task, minimiser = quadratics()
     assert np.abs(trained(task, FedDyn(alpha=0.5), 400) - minimiser).max() <= 1e-10
@@ -162,6 +164,7 @@ def test_q_fedavg_is_algorithm_2() -> None:
     assert relative_error({"x": trained(task, QFFL(q=q), 3)}, {"x": x}) <= 1e-12
 
 
+@pytest.mark.slow
 def test_larger_q_makes_the_losses_more_even() -> None:
     task, _ = quadratics()
     spread = [task.model.losses(trained(task, QFFL(q=q), 200)).std() for q in (0, 1, 5)]
@@ -198,6 +201,7 @@ def test_afl_is_descent_in_x_and_ascent_in_the_mixture() -> None:
     assert np.abs(trained(task, AFL(mixture_learning_rate=0.02), 20) - x).max() <= 1e-12
 
 
+@pytest.mark.slow
 def test_afl_lowers_the_worst_loss() -> None:
     task, _ = quadratics(steps=1)
     worst = [task.model.losses(trained(task, each, 1000)).max() for each in (FedAvg(), AFL(mixture_learning_rate=3e-3))]

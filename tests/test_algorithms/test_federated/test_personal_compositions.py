@@ -145,6 +145,7 @@ def refusal(method: str, settings: dict[str, Any]) -> str:
 
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 def test_a_study_chooses_among_them_by_what_clients_reach(tmp_path: Path) -> None:
     of = experiment("ditto", rounds=2).model_copy(update={"evaluate_clients": ("validation",)})

@@ -94,12 +94,14 @@ FIXED_POINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "n_steps", "weights"), FIXED_POINTS.values(), ids=FIXED_POINTS)
 def test_the_global_model_goes_to_its_fixed_point(algorithm: Any, n_steps: int, weights: np.ndarray) -> None:
     state = run(algorithm, least_squares(n_steps), n_rounds=150 // n_steps, clients=3)
     assert state.server["weight"].item() == pytest.approx(weighted(weights), abs=1e-10)
 
 
+@pytest.mark.slow
 def test_own_models_go_to_their_fixed_points() -> None:
     task = least_squares()
     for algorithm in (PFedMe(**AROUND), Ditto(pull=PULL)):
@@ -287,6 +289,7 @@ def test_alone_is_independent_training_bit_for_bit_and_costs_no_bits(task: Task)
 
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 def test_a_run_alone_ends_with_metrics_of_clients_and_without_traffic(tmp_path: Path) -> None:
     settings = {"algorithm": "local", "rounds": 2, "evaluate_every": 2, "tracking.system_metrics": False}

@@ -163,6 +163,7 @@ def test_what_is_measured_before_training_is_drawn_apart_from_it(asked: dict[str
         assert np.array_equal(again.start_gradient[name][0], values[1])
 
 
+@pytest.mark.slow
 def test_runs_do_not_depend_on_chunks_processes_or_resumes() -> None:
     task, algorithm = drawing("dropout"), FedAvg()
     disturb(5)

@@ -77,6 +77,7 @@ def test_a_round_completes_with_as_many_as_needed_and_not_with_fewer(step: int, 
         assert (masked.run() is None) == (gone == 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("senders", [1, 2, 3])
 def test_a_group_of_few_stays_hidden_under_every_pattern_of_dropouts(senders: int) -> None:
     """Six clients, of which four may finish; a group of 1, 2 or 3 needs three senders, another may not."""
@@ -185,6 +186,7 @@ def mutated(data: bytes, random: np.random.Generator) -> bytes:
             return data[:place] + bytes([data[place] ^ 1 << int(random.integers(8))]) + data[place + 1 :]
 
 
+@pytest.mark.slow
 def test_two_thousand_mutations_of_each_message_are_refused() -> None:
     masked = MaskedRound({client: [True, client < 4] for client in range(5)}, 4, 3, adversary="active")
     enrolled, random, survivors = EnrolledClients(masked.keys), np.random.default_rng(0), [0, 1, 2, 3]

@@ -110,12 +110,14 @@ def test_what_is_wrong_with_a_folder_is_said(folder: Path, tmp_path: Path) -> No
     assert KeyStore(scheme_of(with_keys(SMALL_CKKS, folder))).call("public", 0, {})["key"].size
 
 
+@pytest.mark.slow
 def test_a_run_with_bad_keys_is_refused_before_it_begins(folder: Path) -> None:
     (folder / FILE).chmod(0o644)
     with pytest.raises(UserError, match="chmod 600 it"):
         prepared(experiment(with_keys(SMALL_CKKS, folder)))
 
 
+@pytest.mark.slow
 def test_a_resume_sends_its_new_public_key_and_none_where_keys_last(folder: Path) -> None:
     chosen, kept = (
         experiment(secure, *HALVES, "rounds=3", name="fedavg-digits")

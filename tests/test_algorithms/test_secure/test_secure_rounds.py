@@ -241,6 +241,7 @@ def test_updates_that_are_tampered_with_are_left_out_and_the_round_goes_on(
     assert caplog.text.count("was changed, or is not signed by it") == bad.sum()
 
 
+@pytest.mark.slow
 def test_without_its_key_holder_a_run_stops_and_can_be_resumed() -> None:
     chosen = experiment(SMALL_CKKS, "backend.kind=local")
     algorithm, task = prepared(chosen)

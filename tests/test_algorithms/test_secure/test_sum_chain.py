@@ -248,6 +248,7 @@ class Elsewhere(Executor):
         return [copy.train(broadcast, [chunk])[0] for copy, chunk in zip(copies, chunks, strict=True)]
 
 
+@pytest.mark.slow
 def test_clients_train_once_for_all_sums_and_again_on_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
     trained, train = list[int](), ClientPass.each_update
 
@@ -285,6 +286,7 @@ class Failing(Executor):
         return self.executor.train(broadcast, chunks)
 
 
+@pytest.mark.slow
 def test_a_round_that_failed_between_its_sums_is_answered_as_it_was_and_goes_on(tmp_path: Path) -> None:
     chosen, answered = robust(MASKED, "rounds=2"), tmp_path / "answered.jsonl"
     algorithm, task = prepared(chosen)

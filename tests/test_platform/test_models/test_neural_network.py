@@ -187,6 +187,7 @@ assert not {"torch._dynamo", "sympy"} & sys.modules.keys()
 """
 
 
+@pytest.mark.slow
 def test_shapes_are_had_without_torchs_compiler() -> None:
     """Normal initial values on "meta" import it: 100 MB, and seconds of a start."""
     subprocess.run([sys.executable, "-c", SHAPES], check=True)

@@ -95,6 +95,7 @@ def federated(path: Path, seed: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_runs_and_solves_of_ratings_have_the_rows_of_their_baselines(ratings: Path, tmp_path: Path) -> None:
     runs = [nc.run("fedavg-digits", federated(ratings, seed), output=tmp_path, progress=False) for seed in (0, 1)]
     datas = [ExplicitRatings(path=ratings, time=None, seed=seed).load() for seed in (0, 1)]

@@ -51,6 +51,7 @@ def test_round_1_begins_with_the_model_of_the_other_run(first: Path, algorithm: 
     assert {values.dtype for values in started(first, "model.dtype=float64").values()} == {np.dtype(np.float64)}
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_and_verified_after_the_other_is_gone(first: Path, tmp_path: Path) -> None:
     gone = Path(shutil.copytree(first, tmp_path / "gone"))
     said = narrowcast("run", *SMALL, "name=second", f"start_from={gone}", "--output", tmp_path)

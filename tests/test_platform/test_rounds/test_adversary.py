@@ -227,6 +227,7 @@ def test_no_attacker_reaches_clients_that_train_alone(kind: str) -> None:
     assert np.isnan(measures[1][list(ATTACKERS)]).all()
 
 
+@pytest.mark.slow
 def test_success_is_recorded_beside_the_accuracy_of_clean_images(tmp_path: Path) -> None:
     trigger = {"kind": "trigger", "size": 1, "attackers": 0.4}
     *_, last = finished(experiment(trigger, rounds=60, evaluate_every=60, clients_per_round=CLIENTS))

@@ -81,6 +81,7 @@ def test_every_field_comes_back_as_it_was(tmp_path: Path, round_index: int, else
     assert model_sha256(SCoLR(), loaded) == model_sha256(SCoLR(), saved)
 
 
+@pytest.mark.slow
 def test_one_cut_off_at_any_byte_is_refused_and_the_one_before_it_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

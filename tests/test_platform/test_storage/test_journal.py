@@ -238,6 +238,7 @@ def contents(journal: Journal) -> list[str]:
     return [json.dumps(entry) for entry in zip(journal.rounds, journal.ledgers(), strict=True)]
 
 
+@pytest.mark.slow
 def test_of_2000_mutations_none_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is opened is the beginning of what was written: a journal that is cut between lines cannot be told."""
     filled(tmp_path, rounds=12)
@@ -371,6 +372,7 @@ def test_the_tables_have_a_row_a_round_and_a_row_a_client(tmp_path: Path) -> Non
     assert np.isnan(stored["loss"].to_numpy()[1::2]).all()
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_large_run_take_no_more_memory_than_those_of_a_small_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def state_after(round_index: int) -> RunState:
     return RunState(round_index, server, nobody, nobody, {}, nobody, 1, 2, 3.5)
 
 
+@pytest.mark.slow
 def test_the_last_ones_are_kept_and_a_damaged_one_is_passed_over(
     s3: S3Server, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -61,6 +62,7 @@ def test_the_last_ones_are_kept_and_a_damaged_one_is_passed_over(
         check_place("s3://nobody/x")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_there_and_says_where_the_store_is_away(s3: S3Server, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     words = ("run", *TINY, "--output", runs, "checkpoint_seconds=600")

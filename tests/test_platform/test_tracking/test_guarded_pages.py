@@ -74,6 +74,7 @@ def get(page: Page, path: str, **headers: str) -> requests.Response:
     return requests.get(page.root + path, headers=headers, timeout=SECONDS, allow_redirects=False)
 
 
+@pytest.mark.slow
 def test_nothing_is_answered_without_the_token(page: Page) -> None:
     wrong = page.token[:-1] + ("a" if page.token[-1] != "a" else "b")
     for path in (
@@ -98,6 +99,7 @@ def test_nothing_is_answered_without_the_token(page: Page) -> None:
     assert len(page.token) == 32
 
 
+@pytest.mark.slow
 def test_no_server_but_this_one_can_be_reached(page: Page) -> None:
     """Neither by a port of the server behind, nor by its socket, whose folder is the user's alone."""
     assert get(page, "", Authorization=f"Bearer {page.token}").ok
@@ -165,6 +167,7 @@ def test_a_server_that_is_gone_is_a_503(tmp_path: Path, monkeypatch: pytest.Monk
             assert (answer.status_code, answer.text) == (503, "The MLflow server does not answer.\n")
 
 
+@pytest.mark.slow
 @pytest.mark.program(*CHROMIUM)
 def test_a_link_on_a_page_of_another_site_opens_the_page(tmp_path: Path) -> None:
     """A browser follows it with the cookie that the redirect has just set."""

@@ -57,6 +57,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, drawn: None) -> TrackedRu
     return TrackedRun(experiment, prepared.folder, result, client)
 
 
+@pytest.mark.slow
 def test_all_of_the_configuration_is_in_params(finished: TrackedRun) -> None:
     expected = flatten(finished.experiment.plain())
     assert finished.run.data.params == {key: str(value) for key, value in expected.items()}
@@ -111,6 +112,7 @@ def sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_what_is_too_large_for_the_store_stays_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,6 +165,7 @@ session.run(prepared, lambda _: None)
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_it_knew_its_own_is_ended_by_the_next_of_its_folder(tmp_path: Path) -> None:
     for _ in range(2):
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)], check=False, timeout=250)
@@ -189,6 +192,7 @@ session.run(prepared, lambda row: os.kill(os.getpid(), signal.SIGKILL) if row["r
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_that_nobody_resumes_is_ended_by_the_next_start_or_by_sync(tmp_path: Path) -> None:
     def killed(name: str) -> None:
         command = [sys.executable, "-W", "ignore", "-c", KILLED_IN_ROUND_3, str(tmp_path), name]
@@ -221,6 +225,7 @@ def test_a_killed_run_that_nobody_resumes_is_ended_by_the_next_start_or_by_sync(
     assert states()["killed"] == "FINISHED"
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_the_result_is_written_finds_the_run_over(
     finished: TrackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +254,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
         server.kill()
 
 
+@pytest.mark.slow
 def test_a_server_gets_a_batch_a_round_at_most(server: MlflowServer, tmp_path: Path, finished: TrackedRun) -> None:
     before = server.requests_for("runs/log-batch")
     played = run_tracked(tmp_path, load("tracking.system_metrics=false", f"tracking.uri={server.uri}"))
@@ -260,6 +266,7 @@ def test_a_server_gets_a_batch_a_round_at_most(server: MlflowServer, tmp_path: P
     assert 3 <= server.requests_for("runs/log-batch") - before <= ROUNDS + 2
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_reaches_a_server(server: MlflowServer, tmp_path: Path) -> None:
     """A round without available clients delivers nothing, and has no loss."""
     settings = ("availability={kind: bernoulli, probability: 0.001}", "tracking.system_metrics=false")
@@ -272,6 +279,7 @@ def test_a_loss_that_is_no_number_reaches_a_server(server: MlflowServer, tmp_pat
     assert sync_run(played.folder, None) == 0
 
 
+@pytest.mark.slow
 def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
     quiet = "tracking.system_metrics=false"
     first, second = (prepare(load(quiet, f"seed={seed}"), tmp_path) for seed in (1, 2))
@@ -285,6 +293,7 @@ def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
     assert load_checkpoint(first.folder / "checkpoint", RunState)[0].uplink_bits == result["uplink_bits"]
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_know_the_run_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     played = run_tracked(tmp_path, load("tracking.system_metrics=true"))
     store = f"sqlite:///{tmp_path}/other.db"
@@ -317,6 +326,7 @@ def test_the_page_of_the_runs_has_columns_and_charts_of_what_they_measured(finis
     }
 
 
+@pytest.mark.slow
 def test_an_experiment_keeps_the_columns_of_its_earlier_runs(tmp_path: Path) -> None:
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment_id = client.create_experiment("both")

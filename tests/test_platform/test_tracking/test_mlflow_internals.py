@@ -36,6 +36,7 @@ def test_no_other_module_names_an_undocumented_part_of_mlflow() -> None:
     assert found == {"store.py"}
 
 
+@pytest.mark.slow
 def test_sampling_continues_after_a_failed_call_and_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.02")
     uri = f"sqlite:///{tmp_path}/mlflow.db"

@@ -76,6 +76,7 @@ class _Store(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_calls_outlive_signals_and_raise_what_they_would_here(process: SecondProcess, tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process._process.send_signal(number) if _listens(process, number) else pytest.fail(f"{number} ends it")
@@ -141,6 +142,7 @@ def test_an_answer_that_cannot_be_sent_keeps_nobody_waiting() -> None:
     assert call(mlflow_store.metric_name, "hr@10") == "hr_at_10"
 
 
+@pytest.mark.slow
 def test_a_second_process_that_answers_nonsense_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     process = SecondProcess()
     monkeypatch.setattr(module, "_current", _Holder(process))
@@ -165,6 +167,7 @@ class _Holder:
         return self.process
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_process_that_is_killed() -> None:
     program = (
         "from narrowcast.platform.tracking.second_process import SecondProcess; import time; "

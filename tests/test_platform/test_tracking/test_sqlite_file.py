@@ -29,6 +29,7 @@ def _die_while_making(uri: str) -> None:
     store.make_sqlite_file(uri)
 
 
+@pytest.mark.slow
 def test_a_store_that_was_being_made_by_a_killed_process_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_store_that_was_being_made_by_a_killed_process_is_made_anew(
     assert [each.name for each in path.parent.iterdir()] == ["mlflow.db"]
 
 
+@pytest.mark.slow
 def test_a_store_is_copied_from_the_cache_unless_that_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

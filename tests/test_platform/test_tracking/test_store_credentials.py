@@ -190,6 +190,7 @@ def test_a_redirect_to_another_host_brings_none(
     assert stranger.credentials() == set()
 
 
+@pytest.mark.slow
 def test_the_second_process_of_a_run_withholds_them_too(
     hosts: tuple[RecordingHost, RecordingHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +316,7 @@ def test_the_store_of_a_folder_keeps_files_itself(place: str, may: bool) -> None
     assert StoreAddress("http://store:5000", "user").may_keep_files_at(place)
 
 
+@pytest.mark.slow
 def test_files_of_a_folder_do_not_go_where_its_own_database_says(tmp_path: Path) -> None:
     output, target = tmp_path / "theirs", tmp_path / "home" / "autostart"
     run = ("run", "fedavg-digits", *RUN[:-1], "name=a", "tracking.system_metrics=false", "--output")
@@ -393,6 +395,7 @@ def test_a_whole_run_on_a_store_of_its_file_sends_none(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # test_planted_secrets.py has a study on such a store
 def test_a_whole_study_on_a_store_of_its_file_sends_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own run, those of its trials, its plots and its view."""
     server = MlflowServer(tmp_path)

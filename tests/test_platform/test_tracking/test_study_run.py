@@ -20,6 +20,7 @@ from studies import nested_runs, write_study
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second_reads", ["before the first sends", "after it"])
 def test_a_process_that_sends_the_trial_of_another_uses_its_run(tmp_path: Path, second_reads: str) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -47,6 +48,7 @@ def trial(key: str, accuracy: object) -> TrialRun:
     return TrialRun(key, f"trial {key}", "complete", {"rate": 0.1}, rows=(row,))
 
 
+@pytest.mark.slow
 def test_a_trial_that_cannot_be_sent_is_said_and_the_others_are_sent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -87,6 +89,7 @@ run_study(prepared, killed)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_study_that_nobody_continues_is_ended_with_its_trials_once_no_process_is_at_work(
     tmp_path: Path,
 ) -> None:
