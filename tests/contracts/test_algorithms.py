@@ -21,6 +21,7 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "adaptive_svd": {"-rank3": {"rank": 3}, "-rank3-uninformed": {"rank": 3, "informs_allocation": False}},
     "adaptive_atomo": {"-rank3": {"rank": 3}},
     "server_free": {"-ring": {"exchange": "ring"}},
+    "lora": {"-alternate": {"share": "alternate"}},
 }
 """Values, besides the defaults, with which algorithms are tried: fewer directions than there are, another sum."""
 WITHOUT_CODECS = {"fedma", "local", "dynamic_averaging"}

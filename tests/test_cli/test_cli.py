@@ -82,7 +82,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [
                 'algorithm.kind = "scolar" is unknown; known: fedavg, fedprox, scaffold, fednova, feddyn, qffl, afl, '
                 "local, fine_tune, apfl, ditto, partial, per_fedavg, pfedme, "
-                "fedmf, fedmavg, sfmf, fedpara, submodel, fedma, fedmd, colr, scolr",
+                "fedmf, fedmavg, sfmf, fedpara, lora, submodel, fedma, fedmd, colr, scolr",
                 'Did you mean "scolr"',
             ],
         ),

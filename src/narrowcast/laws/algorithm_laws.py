@@ -36,6 +36,7 @@ from narrowcast.platform.config.catalog import SERVER_OPTIMIZERS
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.adapters import Adapters
 from narrowcast.platform.models.factorisation import MaskedFactorisation, MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.rounds.contract_checks import check_final, check_traits
@@ -52,6 +53,7 @@ MODELS: Mapping[str, Any] = {
     "masked_factorisation": MaskedFactorisation(rank=3),
     "mlp": MLP(hidden=(16,)),
     "cnn": CNN(channels=(4, 6), hidden=16),  # wide enough for the factors of FedPara
+    "adapters": Adapters(base=MLP(hidden=(16,)), rank=3, alpha=0.3),
 }
 TRAININGS: Mapping[str, Any] = {"masked_factorisation": (AlternatingGradient(weight_decay=0.1), RatingSGD())}
 """The trainings of models that algorithms train in different ways."""
@@ -136,12 +138,14 @@ def _with_those_it_has(algorithm: Any, fields: Mapping[str, Any]) -> Any | None:
 
 def cases(algorithms: Mapping[str, Any]) -> dict[str, AlgorithmCase]:
     """Return each algorithm on each model that it trains."""
-    cases = {}
+    cases: dict[str, AlgorithmCase] = {}
     for label, algorithm in algorithms.items():
         check_traits(algorithm)
         for name, model in MODELS.items():
             if name == "cnn" and (algorithm.traits.codec or label in SERVER_FIELDS):
                 continue  # what is sent of a network does not depend on how it was trained
+            if name == "adapters" and any(case.startswith("mlp") for case in cases):
+                continue  # to a method of any network they are one more
             for training in TRAININGS.get(name, (None,)):
                 case = AlgorithmCase(algorithm, model, training)
                 with suppress(UserError):

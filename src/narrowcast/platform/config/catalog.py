@@ -34,6 +34,7 @@ ALGORITHMS = Registry(
         "fedmavg": "algorithms.federated.fedmavg:FedMAvg",
         "sfmf": "algorithms.federated.fedmavg:SFMF",
         "fedpara": "algorithms.federated.fedpara:FedPara",
+        "lora": "algorithms.federated.lora:LoRA",
         "submodel": "algorithms.federated.submodel:Submodel",
         "fedma": "algorithms.federated.fedma:FedMA",
         "fedmd": "algorithms.federated.fedmd:FedMD",
