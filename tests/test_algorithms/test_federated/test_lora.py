@@ -185,7 +185,7 @@ def test_a_codec_of_alternating_factors_sends_what_trains() -> None:
 
 
 @pytest.mark.parametrize(
-    "law", ["a_resumed_run_equals_the_uninterrupted_run", "a_lost_upload_is_counted_and_not_aggregated"]
+    "law", ["a_resumed_run_equals_the_uninterrupted_run", "a_client_that_is_drawn_twice_counts_twice"]
 )
 def test_the_mean_product_keeps_the_laws_of_algorithms(law: str) -> None:
     case = algorithm_laws.AlgorithmCase(LoRA(combine="product"), algorithm_laws.MODELS["adapters"])

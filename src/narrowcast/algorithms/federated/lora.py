@@ -138,7 +138,7 @@ class LoRA(Averaging):
         if not self._reads_each:
             return traits
         setting = "combine = product" if self.combine == "product" else "aggregation_error = true"
-        return replace(traits, needs_each=setting, counts_draws=False)
+        return replace(traits, needs_each=setting)
 
     def _trains(self, name: str, round_index: int) -> bool:
         """Return whether clients train and send the tensor of this name in a round."""
