@@ -22,6 +22,7 @@ FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("pruner", "hyperband"): {"max_steps": 8},
     ("pruner", "threshold"): {"at_least": 0.1},
     ("codec", "basis"): {"rank": 2},
+    ("model", "transformer"): {"width": 16, "heads": 2, "layers": 1},
     ("topology", "erdos_renyi"): {"probability": 0.6},
     ("learning_rate_schedule", "step"): {"every": 3},
     ("learning_rate_schedule", "milestones"): {"rounds": [5, 8]},
@@ -64,7 +65,7 @@ DEAR = {("secure", "paillier")}
 LARGE = {
     *("ml-100k", "ml-1m", "ml-latest-small", "pinterest", "ncf"),
     *("mnist", "fashion-mnist", "cifar-10", "southwest", "shakespeare"),
-    *("cora", "citeseer", "pubmed", "watch-exercises"),
+    *("cora", "citeseer", "pubmed", "watch-exercises", "state-of-the-union"),
 }
 """Data sets that are files, and are tested with them."""
 

