@@ -23,7 +23,7 @@ EXPECTED = Path(__file__).parents[1] / "short_results.csv"
 QUICK = (
     *("fedavg", "fedavg band", "fedavg median band", "fedavg buffered", "fednova", "qffl", "afl", "feddyn", "scaffold"),
     *("apfl", "local", "fine_tune", "ditto", "partial", "per_fedavg", "pfedme", "d_psgd", "choco_sgd"),
-    *("dynamic_averaging", "semi_supervised", "semi_supervised server"),
+    *("dynamic_averaging", "semi_supervised", "semi_supervised server", "fedmatch", "fedmatch server"),
     *("server_free", "server_free ring", "dcd_psgd", "push_sum"),
     *("submodel disjoint", "submodel graph", "fedma", "fedmd", "scolr network"),
     *("fedmf feedback", "colr", "scolr", "adaptive_svd rows", "fedmavg"),

@@ -23,6 +23,7 @@ PUBLIC = {
     ("algorithms/client/sums.py", "f'privacy {name}'"),
     ("algorithms/federated/aggregator.py", "'buckets'"),
     ("algorithms/federated/dynamic_averaging.py", "'augmentation'"),
+    ("algorithms/federated/fedmatch.py", "'probes'"),
     ("algorithms/federated/topology.py", "'topology'"),
     ("algorithms/federated/topology.py", "'matching'"),
     ("algorithms/federated/topology.py", "'link outages'"),

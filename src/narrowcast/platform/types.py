@@ -219,6 +219,26 @@ Rebuild = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 """Function that computes a module's parameters, as torch tensors, from trained and frozen values."""
 
 
+class UnlabelledStep(Protocol):
+    """The samples without labels of a step, m of each of each client, for a rule that moves by other losses of them.
+
+    They are drawn if `LocalTerms.consistency` is given; with its `weight` 0 no gradient has their loss.
+    """
+
+    @property
+    def valid(self) -> Any:
+        """Which samples there are, [a, m]: a client may have fewer than others, or none."""
+        ...
+
+    def outputs(self, at: Mapping[str, Any]) -> Any:
+        """Return the outputs for the weak views, [a, m, K], without a gradient."""
+        ...
+
+    def gradient(self, at: Mapping[str, Any], targets: Any, weights: Any, *, strong: bool) -> dict[str, Any]:
+        """Return that of the sum of the views' cross-entropies with shares of classes [a, m, K], by weights [a, m]."""
+        ...
+
+
 class Gradient(Protocol):
     """The gradient of each client's mean loss over a part of a step's batch; a part without samples has no loss."""
 
@@ -227,6 +247,11 @@ class Gradient(Protocol):
 
         It has the terms of the training and of `LocalTerms`.
         """
+        ...
+
+    @property
+    def unlabelled(self) -> UnlabelledStep | None:
+        """The samples without labels of the step; None if no client has any."""
         ...
 
     def hessian_product(self, at: Mapping[str, Any], part: int, direction: Mapping[str, Any]) -> dict[str, Any]:

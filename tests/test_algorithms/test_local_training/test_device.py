@@ -10,6 +10,7 @@ import torch
 
 from digits import digits, make_task, relative_error, run
 from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.federated.fedmatch import FedMatch
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.scaffold import Scaffold
@@ -94,9 +95,16 @@ def test_methods_give_server_and_clients_the_same_on_a_gpu(changes: tuple[str, .
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("kind", ["fixmatch", "uda"])
-def test_samples_without_labels_train_on_a_gpu_as_on_a_cpu(kind: str) -> None:
-    algorithm = SemiSupervised.model_validate({"consistency": {"kind": kind, "threshold": 0.3}})
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        SemiSupervised.model_validate({"consistency": {"kind": "fixmatch", "threshold": 0.3}}),
+        SemiSupervised.model_validate({"consistency": {"kind": "uda", "threshold": 0.3}}),
+        FedMatch(supervised=1, agreement=1, inter_client=1, l2=1, threshold=0.3, helpers_every=1),
+    ],
+    ids=["fixmatch", "uda", "fedmatch"],
+)
+def test_samples_without_labels_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm) -> None:
     on_cpu, on_cuda = (
         task_on(samples(np.array(COUNTS)), Softmax(), training=SGD(learning_rate=0.1, batch_size=8, device=device))
         for device in ("cpu", "cuda")

@@ -29,6 +29,29 @@ _UNLABELLED_WORK = 4 / 3
 """The work on a sample without a label by that on one with: a forward pass more than forward and back."""
 
 
+def check_images_without_labels(task: Task, kind: str) -> None:
+    """Raise `UserError` unless clients have images without labels, for which the model predicts a class."""
+    data, asked = task.data, f"algorithm.kind = {kind}"
+    if not isinstance(task.model, NeuralNetwork) or not isinstance(data, Samples) or data.targets != "classes":
+        raise UserError(f"{asked} trains networks that classify images; {data.name} with {task.model.kind} is other")
+    if not isinstance(data.train.features, np.ndarray) or data.train.features.ndim != 4:
+        shapes = ", ".join(f"{name} {list(values.shape[1:])}" for name, values in data.inputs.items())
+        raise UserError(
+            f"{asked} takes views of images [channels, height, width], and {data.name} has {shapes}; use a data "
+            "set of images"
+        )
+    if data.unlabelled is None or not len(data.unlabelled.order):
+        raise UserError(
+            f"{asked} needs samples without labels, and all of {data.name} have one; set data.labelled, such as "
+            "data.labelled.share=0.1"
+        )
+    if (outputs := task.model.n_outputs(data)) != data.n_classes:
+        raise UserError(
+            f"{asked} predicts one of {data.n_classes} classes, and the model with loss = "
+            f"{kind_of(task.model.loss_on(data))} has {outputs} outputs; use cross_entropy"
+        )
+
+
 class SemiSupervised(FedAvg):
     """FedAvg whose clients add to the loss of a step's batch the consistency of samples without labels.
 
@@ -59,27 +82,7 @@ class SemiSupervised(FedAvg):
     def check(self, task: Task) -> None:
         """Raise `UserError` unless clients have images without labels, for which the model predicts a class."""
         super().check(task)
-        data, asked = task.data, f"algorithm.kind = {self.kind}"
-        if not isinstance(task.model, NeuralNetwork) or not isinstance(data, Samples) or data.targets != "classes":
-            raise UserError(
-                f"{asked} trains networks that classify images; {data.name} with {task.model.kind} is other"
-            )
-        if not isinstance(data.train.features, np.ndarray) or data.train.features.ndim != 4:
-            shapes = ", ".join(f"{name} {list(values.shape[1:])}" for name, values in data.inputs.items())
-            raise UserError(
-                f"{asked} takes views of images [channels, height, width], and {data.name} has {shapes}; use a data "
-                "set of images"
-            )
-        if data.unlabelled is None or not len(data.unlabelled.order):
-            raise UserError(
-                f"{asked} needs samples without labels, and all of {data.name} have one; set data.labelled, such as "
-                "data.labelled.share=0.1"
-            )
-        if (outputs := task.model.n_outputs(data)) != data.n_classes:
-            raise UserError(
-                f"{asked} predicts one of {data.n_classes} classes, and the model with loss = "
-                f"{kind_of(task.model.loss_on(data))} has {outputs} outputs; use cross_entropy"
-            )
+        check_images_without_labels(task, self.kind)
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
         """Return the loss of samples without labels; nothing for a server, whose samples have labels."""

@@ -7,7 +7,7 @@ m samples of each, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from narrowcast.algorithms.local_training.batches import BatchSchedule, draw_schedule
-from narrowcast.algorithms.local_training.gradients import ARRAY_TYPES, Device, to_tensor
+from narrowcast.algorithms.local_training.gradients import ARRAY_TYPES, Device, StepGradient, Tensors, to_tensor
 from narrowcast.algorithms.local_training.views import Views
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import LocalCall
@@ -95,6 +95,32 @@ class UnlabelledBatch:
     weak: Tensor
     strong: Tensor
     weights: Tensor
+
+
+@dataclass(frozen=True)
+class UnlabelledGradient:
+    """`UnlabelledStep` of the clients of a step. `saw` takes the losses [a, m] of every gradient."""
+
+    batch: UnlabelledBatch
+    outputs_of: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+    gradient_of: StepGradient
+    saw: Callable[[Tensor], None]
+
+    @property
+    def valid(self) -> Tensor:
+        """Return which samples there are, [a, m]."""
+        return self.batch.weights > 0
+
+    def outputs(self, at: Mapping[str, Tensor]) -> Tensor:
+        """Return the outputs for the weak views, [a, m, K]."""
+        return self.outputs_of(at, self.batch.weak)
+
+    def gradient(self, at: Mapping[str, Tensor], targets: Tensor, weights: Tensor, *, strong: bool) -> Tensors:
+        """Return the gradient of the weighted sum of cross-entropies with shares of classes."""
+        views = self.batch.strong if strong else self.batch.weak
+        gradients, losses = self.gradient_of(at, views, targets, weights)
+        self.saw(losses * (weights > 0))
+        return gradients
 
 
 @dataclass(frozen=True)

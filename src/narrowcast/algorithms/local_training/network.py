@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from narrowcast.algorithms.local_training.batches import BatchSchedule
-from narrowcast.algorithms.local_training.consistency import SoftCrossEntropy, UnlabelledBatches
+from narrowcast.algorithms.local_training.consistency import SoftCrossEntropy, UnlabelledBatches, UnlabelledGradient
 from narrowcast.algorithms.local_training.forward_draws import NO_DRAWS, ForwardDraws
 from narrowcast.algorithms.local_training.gradients import (
     ARRAY_TYPES,
@@ -423,14 +423,26 @@ class _Gradient:
             gradients, losses = step.gradient(at, step.batch.features, step.batch.labels, self._weights(part))
         else:
             gradients, losses = {name: torch.zeros_like(values) for name, values in at.items()}, step.batch.weights * 0
-        if self._program.unlabelled is not None:
-            losses = self._add_consistency(at, gradients, losses, self._program.unlabelled)
-        if self.losses is None:
-            self.losses = losses
+        unlabelled = self._program.unlabelled
+        if unlabelled is not None and unlabelled.consistency.weight:
+            losses = self._add_consistency(at, gradients, losses, unlabelled)
+        self._saw(losses)
         if not steps.plain:
             decay = 0.0 if self._program.rebuild else steps.weight_decay
             _add_terms(at, self._program.start, gradients, steps, step.rows, decay)
         return gradients
+
+    @property
+    def unlabelled(self) -> UnlabelledGradient | None:
+        step, samples = self._step, self._program.unlabelled
+        batch = None if samples is None else samples.at(step.index, step.rows)
+        if batch is None or step.of_unlabelled is None:
+            return None
+        return UnlabelledGradient(batch, step.recorded.outputs, step.of_unlabelled, self._saw)
+
+    def _saw(self, losses: Tensor) -> None:
+        if self.losses is None:
+            self.losses = losses
 
     def hessian_product(self, at: Mapping[str, Tensor], part: int, direction: Mapping[str, Tensor]) -> Tensors:
         batch, steps, rows = self._step.batch, self._steps, self._step.rows

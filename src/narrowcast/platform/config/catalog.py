@@ -43,6 +43,7 @@ ALGORITHMS = Registry(
         "adaptive_svd": "algorithms.federated.adaptive_svd:AdaptiveSVD",
         "adaptive_atomo": "algorithms.federated.adaptive_atomo:AdaptiveAtomo",
         "semi_supervised": "algorithms.federated.semi_supervised:SemiSupervised",
+        "fedmatch": "algorithms.federated.fedmatch:FedMatch",
         "server_free": "algorithms.federated.server_free:ServerFree",
         "d_psgd": "algorithms.federated.d_psgd:DPSGD",
         "choco_sgd": "algorithms.federated.choco_sgd:ChocoSGD",

@@ -256,7 +256,7 @@ class Run:
             if needs:
                 raise UserError(
                     f"{setting} needs samples with labels, and with data.labelled.samples = 0 no client has any; let "
-                    "clients keep some, or use algorithm.kind = semi_supervised without attacks"
+                    "clients keep some, or use algorithm.kind = semi_supervised or fedmatch without attacks"
                 )
 
     def _check_new_clients(self) -> None:
