@@ -170,11 +170,19 @@ _SUFFIXES = {"safetensors": "safetensors", "torch": "pt"}
     help="Arrays by name, or a torch state_dict.",
 )
 @click.option("--client", type=click.IntRange(min=0), help="Export the model that this client uses, by its number.")
+@click.option("--merged", is_flag=True, help="Add adapters to the weights of their base, and export these.")
 @click.option("--output", type=FOLDER, help="The file to write; RUN.safetensors or RUN.pt by default.")
 @click.option("--runs", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 @TRUST
 def export(
-    names: tuple[str, ...], model_format: str, client: int | None, output: Path | None, runs: Path, *, trust: bool
+    names: tuple[str, ...],
+    model_format: str,
+    client: int | None,
+    output: Path | None,
+    runs: Path,
+    *,
+    merged: bool,
+    trust: bool,
 ) -> None:
     """Write the trained global model of RUN, a finished run, or the answer of a solve, to a file.
 
@@ -196,15 +204,15 @@ def export(
         raise UserError(f"--output names one file, and {len(folders)} runs are exported; leave it out")
     for folder in folders:
         result = load_any(folder)
-        path = output or Path(f"{folder.name}{_of(client)}.{_SUFFIXES[model_format]}")
+        path = output or Path(f"{folder.name}{_of(client)}{'-merged' if merged else ''}.{_SUFFIXES[model_format]}")
         kind: ModelFormat = "torch" if model_format == "torch" else "safetensors"
         if not isinstance(result, Result):
-            if client is not None:
-                raise UserError(f"{folder.name} is a solve, which has no clients; leave out --client")
+            if client is not None or merged:
+                raise UserError(f"{folder.name} is a solve, which has no clients; leave out --client and --merged")
             click.echo(f"model   {result.export(path, kind)}")
             continue
         with looking(folder, trust=trust):
-            click.echo(f"model   {result.export(path, kind, client=client)}")
+            click.echo(f"model   {result.export(path, kind, client=client, merged=merged)}")
         for name, text in result.inputs.items():
             click.echo(f"inputs  {name}: {text}")
 

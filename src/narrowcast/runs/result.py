@@ -271,13 +271,36 @@ class Result(FinishedRun[ResultFile]):
         module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in self.arrays().items()})
         return module.eval()
 
-    def export(self, path: str | Path, model_format: ModelFormat = "safetensors", *, client: int | None = None) -> Path:
+    def merged(self, client: int | None = None) -> Arrays:
+        """Return the tensors of the base of `model: adapters` with the trained adapters added to its weights.
+
+        Raise `UserError` for other models.
+        """
+        from narrowcast.platform.models.adapters import Adapters
+
+        model = self.config.model
+        if not isinstance(model, Adapters):
+            raise UserError(f"{self.name}: model.kind = {model.kind} has no adapters to merge; export it as it is")
+        data: Any = load_checked(self.config.data_source)
+        return model.of_seed(self.seed).merged(self.arrays(client), data)
+
+    def export(
+        self,
+        path: str | Path,
+        model_format: ModelFormat = "safetensors",
+        *,
+        client: int | None = None,
+        merged: bool = False,
+    ) -> Path:
         """Write the trained global model, or the one that a client uses, to a file and return its path.
+
+        Adapters are added to the weights of their base if it is to be `merged`.
 
         `safetensors` keeps the arrays by name, with `inputs` as metadata; `torch` is a state_dict for
         `torch.load(path, weights_only=True)`.
         """
-        return write_arrays(self.arrays(client), path, model_format, self.inputs)
+        arrays = self.merged(client) if merged else self.arrays(client)
+        return write_arrays(arrays, path, model_format, self.inputs)
 
     @property
     def inputs(self) -> dict[str, str]:

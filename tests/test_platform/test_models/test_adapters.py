@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
+from command_line import narrowcast
 from digits import digits, make_task, relative_error, run
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
@@ -22,6 +23,10 @@ from narrowcast.platform.models.factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP, TorchModule
 from narrowcast.platform.models.neural_network import as_inputs, skeleton
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The ``noload`` loader strategy:DeprecationWarning",  # MLflow's SQL store
+    "ignore::sqlalchemy.exc.SADeprecationWarning",
+)
 DATA = digits([40, 33, 20])
 BASE = MLP(hidden=(16,))
 
@@ -197,6 +202,19 @@ def test_what_has_no_adapter_is_refused(fields: dict[str, Any], reason: str) -> 
         Adapters(**{"base": BASE, **fields}).check(DATA)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_finished_run_is_exported_with_its_adapters_merged(tmp_path: Path) -> None:
+    settings = ("model.kind=adapters", "model.base.hidden=[4]", "rounds=1", "evaluate_every=1", "data.clients=10")
+    said = narrowcast("run", "fedavg-digits", *settings, "backend.kind=local", "name=lora", "--output", tmp_path)
+    assert said.status == 0, said.err
+    said = narrowcast("export", "lora", "--merged", "--runs", tmp_path, "--output", tmp_path / "merged.safetensors")
+    assert said.status == 0, said.err
+    whole, merged = (load_file(tmp_path / name) for name in ("lora/model.safetensors", "merged.safetensors"))
+    assert merged.keys() == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    wanted = whole["1.weight"] + 8 / 4 * whole["1.lora_B"] @ whole["1.lora_A"]
+    assert np.allclose(merged["1.weight"], wanted, rtol=1e-6, atol=1e-7)
+    assert not np.array_equal(merged["1.weight"], whole["1.weight"])
 
 
 def test_convolutions_are_refused_and_tied_weights_are_not_merged() -> None:

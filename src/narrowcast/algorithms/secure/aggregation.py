@@ -285,7 +285,7 @@ class SecureAggregation(Algorithm):
                 return layout
         raise UserError(
             f"secure: {self.kind} on {task.model.kind} needs more than the weighted sum of the clients' updates, or "
-            "declares no sum_layout; use fedavg, fedprox, fedpara, fedmf, colr or scolr, or secure=none"
+            "declares no sum_layout; use fedavg, fedprox, fedpara, lora, fedmf, colr or scolr, or secure=none"
         )
 
     def participation_policy(self, task: Task) -> ParticipationPolicy:
