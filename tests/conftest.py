@@ -40,6 +40,7 @@ os.environ.pop("RAY_AUTH_TOKEN", None)
 os.environ["XDG_CONFIG_HOME"] = str(_TOKEN.parent)  # settings of their own: no folder is trusted
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"] = "1"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - at 15, Ray's own, actors starve beside other tests
 os.environ["NARROWCAST_FIGURES"] = "never"  # most of the time of a short run; tests that look at them draw them
 
 

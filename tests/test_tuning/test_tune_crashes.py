@@ -39,7 +39,7 @@ def tuning(*words: object) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "narrowcast", "tune", *map(str, words)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
         yield process
