@@ -129,9 +129,10 @@ def test_personal_runs_are_judged_by_their_clients(output: Path) -> None:
     assert judged_by(nc.compare(shared).groups) == ["test.accuracy"]
 
 
-def test_a_run_shows_the_metric_of_its_clients_and_its_controls(output: Path) -> None:
-    said = narrowcast("run", output / "mixed" / "config.yaml", "name=again", "--output", output)
-    final = Result.load(output / "again").final
+def test_a_run_shows_the_metric_of_its_clients_and_its_controls(output: Path, tmp_path: Path) -> None:
+    run(tmp_path, "alone", "local")
+    said = narrowcast("run", output / "mixed" / "config.yaml", "name=again", "--output", tmp_path)
+    final = Result.load(tmp_path / "again").final
     assert f"test accuracy mean {100 * final['test.accuracy.mean']:.2f} %" in said.out
     assert "again is worse than training alone" in said.out
     assert "Controls in the same folder, added: " in said.out

@@ -101,12 +101,20 @@ def several_calls_together_give_what_they_give_alone(case: TrainingCase) -> None
 
 
 def parameters_that_do_not_train_have_no_change(case: TrainingCase) -> str | None:
-    """Train the first parameter alone, and the others from other values; a training may refuse either."""
+    """Train the first parameter alone, and the others from other values; a training may refuse either.
+
+    None of the values is zero, as an adapter's second factor is at first, which stops the gradient of the other one.
+    """
     name, *others = case.server
     call = replace(case.call(range(N_CLIENTS)), terms=LocalTerms(trained=(name,)))
-    doubled = {**case.server, **{other: 2 * case.server[other] for other in others}}
+    random = np.random.default_rng(0)
+    near = {
+        other: (values + 0.1 * random.standard_normal(values.shape)).astype(values.dtype)
+        for other, values in case.server.items()
+    }
+    doubled = {**near, **{other: 2 * near[other] for other in others}}
     try:
-        updates, at_others = (trained(replace(call, server=server)) for server in (case.server, doubled))
+        updates, at_others = (trained(replace(call, server=server)) for server in (near, doubled))
     except UserError as error:
         return f"frozen parameters are refused ({error})"
     require(set(updates.changes) == {name}, f"{name} alone is to train, and {', '.join(updates.changes)} change")
