@@ -192,7 +192,20 @@ def same_with_kills(name: str, settings: list[str], kills: Mapping[int, str]) ->
 
 LIKE_ANOTHER = {
     *("scaffold", "feddyn", "apfl", "adaptive-apfl", "pfedme", "per_fedavg", "fine_tune", "partial", "local"),
-    *("scolr", "label_flip", "median", "channel", "fednova", "qffl", "afl", "submodel", "fedma", "disjoint"),
+    *(
+        "scolr",
+        "label_flip",
+        "median",
+        "channel",
+        "fednova",
+        "qffl",
+        "afl",
+        "submodel",
+        "fedma",
+        "disjoint",
+        "stratified",
+        "ditto",
+    ),
     *("fedmd", "fedmavg"),
     *("kind: ckks", "kind: masked"),
 }
@@ -267,7 +280,7 @@ def test_a_round_that_was_opened_without_a_chunk_is_repeated_without_it_by_every
     assert model_sha256(algorithm, outcomes[-1].state) == model_sha256(algorithm, wanted.state)
 
 
-@pytest.mark.parametrize("case", TIMED)
+@pytest.mark.parametrize("case", sampled(TIMED, {"trained-twice", "buffered"}))
 def test_stragglers_availability_and_buffers(case: str) -> None:
     alone = same_with_kills(*TIMED[case], A_HOST_AND_A_DRIVER)
     assert sum(outcome.record.late for outcome in alone) > 0 or case in ("buffered", "partial")

@@ -124,7 +124,7 @@ def test_kill_9_and_resume_give_the_uninterrupted_results(
         pytest.param("local", signal.SIGINT, id="local-ctrl-c"),
         pytest.param("local", signal.SIGTERM, id="local-sigterm", marks=pytest.mark.thorough),
         pytest.param("ray", signal.SIGINT, id="ray-ctrl-c", marks=[pytest.mark.ray, pytest.mark.thorough]),
-        pytest.param("ray", signal.SIGTERM, id="ray-sigterm", marks=pytest.mark.ray),
+        pytest.param("ray", signal.SIGTERM, id="ray-sigterm", marks=[pytest.mark.ray, pytest.mark.thorough]),
     ],
 )
 def test_an_interrupted_run_says_how_to_go_on(

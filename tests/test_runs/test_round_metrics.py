@@ -92,6 +92,7 @@ def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_stopped(tmp_path
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.thorough  # test_ray_backend.py compares all metrics of a run
 @pytest.mark.usefixtures("shared_ray")
 def test_metrics_on_two_actors_are_those_of_this_process() -> None:
     here, there = run(settings={"name": "here"}), run("ray", settings={"backend.actors": 2, "backend.address": "auto"})
