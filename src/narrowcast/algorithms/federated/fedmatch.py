@@ -54,7 +54,7 @@ PSI = PrefixedArrays("psi/")
 _CLIENTS = PrefixedArrays(SERVER_ONLY.name("psi of clients/"))
 """psi of each client after the last round in which it delivered, [U, ...]."""
 _KNOWN = SERVER_ONLY.name("known clients")
-"""Whether the server has psi of each client, [U]."""
+"""True for clients whose psi the server has, [U]."""
 _OF_CLIENTS, _HELPERS = PrefixedArrays(DOWNLOAD.name("psi of clients/")), DOWNLOAD.name("helpers")
 """In a broadcast: psi of all clients [U, ...], of which each downloads those of its helpers [U, H]."""
 
@@ -121,12 +121,13 @@ class DisjointStep:
         self, values: Mapping[str, Any], unlabelled: UnlabelledStep, own: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the gradient of both consistency terms at psi, by the tensors' own names."""
+        sigma = [name for name in values if PSI.name(name) in values]
         votes, counts = self.sure.targets(unlabelled.outputs(values))
         counts = (counts & unlabelled.valid).to(votes.dtype)
         weights = counts / counts.sum(1, keepdim=True).clamp(min=1)
         predictions = []
         for index in range(self.helpers):
-            helper = {PSI.name(name): own[_own_name(index, name)] for name in values if PSI.name(name) in values}
+            helper = {PSI.name(name): own[_own_name(index, name)] for name in sigma}
             outputs = unlabelled.outputs({**values, **helper})
             predictions.append(torch.softmax(outputs, -1))
             votes = votes + self.sure.targets(outputs)[0]
@@ -135,11 +136,7 @@ class DisjointStep:
         if predictions:  # at theta the divergence from their mean and that from each have one gradient
             mean = torch.stack(predictions).mean(0)
             descents.append((self.inter_client, unlabelled.gradient(values, mean, weights, strong=False)))
-        return {
-            name: sum(factor * descent[PSI.name(name)] for factor, descent in descents)
-            for name in values
-            if PSI.name(name) in values
-        }
+        return {name: sum(factor * descent[PSI.name(name)] for factor, descent in descents) for name in sigma}
 
 
 def _own_name(helper: int, name: str) -> str:

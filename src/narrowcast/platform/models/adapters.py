@@ -96,7 +96,7 @@ class Adapters(NeuralNetwork):
 
     @property
     def output_part(self) -> str | int | None:
-        """That of `base`."""
+        """Return that of `base`."""
         return self.network.output_part
 
     def module(self, data: Samples) -> nn.Module:
