@@ -63,7 +63,7 @@ NOT_HERE = {"algorithm", "backend"}
 DEAR = {("secure", "paillier")}
 """Kinds that would take a minute here, and are compared with others in a small round by their own tests."""
 LARGE = {
-    *("ml-100k", "ml-1m", "ml-latest-small", "pinterest", "ncf"),
+    *("ml-100k", "ml-1m", "ml-latest-small", "pinterest", "ncf", "rated_items"),
     *("mnist", "fashion-mnist", "cifar-10", "southwest", "shakespeare"),
     *("cora", "citeseer", "pubmed", "watch-exercises", "state-of-the-union"),
 }

@@ -63,6 +63,18 @@ def gains_from_batching(module: nn.Module) -> bool:
 
 
 @lru_cache(maxsize=4)
+def is_embedded_chain(module: nn.Module) -> bool:
+    """Return whether the module is an embedding and then a chain that gains from batching."""
+    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward or len(module) < 2:
+        return False
+    rows = module[0]
+    if type(rows) is not nn.Embedding or any(getattr(rows, hook) for hook in _HOOKS) or not rows.weight.requires_grad:
+        return False
+    plain = (rows.padding_idx, rows.max_norm, rows.scale_grad_by_freq, rows.sparse) == (None, None, False, False)
+    return plain and gains_from_batching(module[1:])
+
+
+@lru_cache(maxsize=4)
 def is_adapted_chain(module: nn.Module) -> bool:
     """Return whether the module is a chain of elementwise and linear layers, some of these with adapters.
 

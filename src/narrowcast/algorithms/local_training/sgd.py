@@ -31,6 +31,7 @@ from narrowcast.algorithms.local_training.gradients import (
     chain_gradient,
     gains_from_batching,
     is_adapted_chain,
+    is_embedded_chain,
     to_array,
     to_tensor,
 )
@@ -487,7 +488,7 @@ class NetworkTraining(Training, Section):
             return "per_client"
         module = module_of(task)
         gains = chain_gradient(module, network_of(task).loss_on(task.data)) is not None or gains_from_batching(module)
-        gains = gains or is_adapted_chain(module)
+        gains = gains or is_adapted_chain(module) or is_embedded_chain(module)
         return "batched" if gains or (self.device == "cuda" and _batchable(task) is None) else "per_client"
 
 

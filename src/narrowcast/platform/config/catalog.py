@@ -78,6 +78,7 @@ DATA = Registry(
         "ncf": "platform.data.ncf:NCF",
         "ratings": "platform.data.ratings:Ratings",
         "explicit_ratings": "platform.data.rating_matrix:ExplicitRatings",
+        "rated_items": "platform.data.rated_items:RatedItems",
         "sample_columns": "platform.data.rating_matrix:SampleColumns",
         "digits": "platform.data.scikit_learn:Digits",
         "diabetes": "platform.data.scikit_learn:Diabetes",
@@ -186,6 +187,7 @@ MODELS = Registry(
         "cnn": "platform.models.networks:CNN",
         "vgg9": "platform.models.networks:VGG9",
         "char_lstm": "platform.models.networks:CharLSTM",
+        "item_embedding": "platform.models.networks:ItemEmbedding",
         "transformer": "platform.models.transformer:Transformer",
         "gcn": "platform.models.graph:GCN",
         "torch": "platform.models.networks:TorchModule",
@@ -451,6 +453,7 @@ MODEL_DEFAULTS: Mapping[str, str] = {
     **dict.fromkeys(_GRAPHS, "gcn"),
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar-10", "southwest", "image_folder"), "cnn"),
     **dict.fromkeys(("shakespeare", "python-docs", "text_files", "state-of-the-union"), "char_lstm"),
+    "rated_items": "item_embedding",
     "least_squares": "softmax",
     "synthetic": "softmax",
 }

@@ -136,6 +136,8 @@ class Samples(Dataset):
 
     `unlabelled` are the clients' samples without targets; None: there are none. They may be all that clients have, with
     an empty `order`: `train` then is `server`.
+
+    `n_items` is the number of items whose numbers the features are; 0 if they are something else.
     """
 
     name: str
@@ -151,6 +153,7 @@ class Samples(Dataset):
     public: Labelled | None = None
     server: Labelled | None = None
     unlabelled: Unlabelled | None = None
+    n_items: int = 0
 
     @property
     def targets(self) -> Targets:
@@ -236,6 +239,7 @@ class Samples(Dataset):
             name=self.name,
             source=self.source,
             n_classes=self.n_classes,
+            n_items=self.n_items,
             train=self.server,
             validation=none,
             test=none,

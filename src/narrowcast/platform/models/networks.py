@@ -204,6 +204,29 @@ class CharLSTM(NeuralNetwork):
         return self.model_copy(update={"embedding_dim": dimensions, "hidden": units})
 
 
+class ItemEmbedding(NeuralNetwork):
+    """Predicts what a user gives an item from the item's number; takes [n, 1] int64 of `rated_items`.
+
+    With a head of its own for each client (`algorithm: {kind: partial, kept: head}`) clients share the items' vectors
+    and keep what they like.
+    """
+
+    all_trained: ClassVar[bool] = True
+    kind: Literal["item_embedding"] = "item_embedding"
+    embedding_dim: Width = Field(8, description="length of an item's vector")
+    hidden: tuple[Width, ...] = Field((), description="widths of the hidden layers after it, with ReLU")
+
+    def module(self, data: Samples) -> nn.Module:
+        """Return an embedding of the items, ReLU after each hidden layer, and a linear layer."""
+        if not data.n_items:
+            raise UserError(f"model.kind = {self.kind} takes items, and samples of {data.name} are none; use mlp")
+        layers: list[nn.Module] = [nn.Embedding(data.n_items, self.embedding_dim), nn.Flatten()]
+        widths = (self.embedding_dim, *self.hidden)
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], self.n_outputs(data)))
+
+
 class TorchModule(NeuralNetwork):
     """A user's torch module: `factory` is called with `arguments` and returns the module.
 
