@@ -44,6 +44,7 @@ PUBLIC = {
     ("platform/data/rating_matrix.py", "'columns'"),
     ("platform/data/text.py", "'documents'"),
     ("platform/data/watch.py", "'subjects'"),
+    ("platform/data/rated_items.py", "'users'"),
     ("platform/data/shift.py", "f'classes of group {group}'"),
     ("platform/data/partition.py", "split + ' of clients'"),
     ("platform/data/own.py", "'users'"),

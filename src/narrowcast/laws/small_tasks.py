@@ -129,6 +129,17 @@ def masked_tokens(counts: np.ndarray) -> Samples:
     return replace(data, train=read(data.train), validation=read(data.validation), test=read(data.test))
 
 
+def rated_items(counts: np.ndarray) -> Samples:
+    """Return random classes that users give 12 items, one client for each count."""
+    data, random = windows(counts), np.random.default_rng(0)
+
+    def read(part: Labelled) -> Labelled:
+        return Labelled(random.integers(0, 12, (len(part), 1)), random.integers(0, 3, len(part)))
+
+    parts = [read(part) for part in (data.train, data.validation, data.test)]
+    return replace(data, n_classes=3, n_items=12, train=parts[0], validation=parts[1], test=parts[2])
+
+
 def numbers(counts: np.ndarray) -> Samples:
     """Return samples of five features and two numbers that depend on them, dealt to one client for each count."""
     data, random = replace(samples(counts), public=None, server=None, unlabelled=None), np.random.default_rng(0)
@@ -147,6 +158,7 @@ def sample_sets(counts: np.ndarray) -> dict[str, Samples]:
     return {
         "labelled images": samples(counts),
         "windows of text": windows(counts),
+        "rated items": rated_items(counts),
         "tokens after each position": sequences(counts),
         "tokens with a mask": masked_tokens(counts),
         "numbers": numbers(counts),
