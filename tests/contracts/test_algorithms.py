@@ -21,11 +21,17 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "adaptive_svd": {"-rank3": {"rank": 3}, "-rank3-uninformed": {"rank": 3, "informs_allocation": False}},
     "adaptive_atomo": {"-rank3": {"rank": 3}},
     "server_free": {"-ring": {"exchange": "ring"}},
-    "lora": {"-alternate": {"share": "alternate"}},
+    "lora": {
+        "-alternate": {"share": "alternate"},
+        "-stack": {"combine": "stack"},
+        "-residual": {"combine": "residual"},
+    },
 }
 """Values, besides the defaults, with which algorithms are tried: fewer directions than there are, another sum."""
 WITHOUT_CODECS = {"fedma", "local", "dynamic_averaging"}
 """Algorithms whose clients send no changes, or nothing."""
+MERGING = ("-stack", "-residual")
+"""Settings of `lora` that `test_lora` tries in CI."""
 ON_CONVOLUTIONS = {"fedavg", "scolr"}
 """Algorithms that CI tries on convolutions, the dearest models: a sum of changes, and factors of them."""
 WITH_EVERY_CODEC = {"fedavg", "scaffold", "fedmf", "scolr"}
@@ -68,7 +74,7 @@ def by_name(laws: tuple[Callable[[AlgorithmCase], None], ...]) -> Any:
 
 def dear(name: str) -> bool:
     """Return whether a case takes long and is like another."""
-    return "-cnn-" in name and name.partition("-")[0] not in ON_CONVOLUTIONS
+    return name.endswith(MERGING) or ("-cnn-" in name and name.partition("-")[0] not in ON_CONVOLUTIONS)
 
 
 def through_one_codec() -> Iterator[str]:

@@ -92,6 +92,7 @@ PUBLIC = {
     ("solves/observed.py", "'completion start'"),
     # what a decoder or the server regenerates
     ("algorithms/federated/low_rank.py", "'basis'"),
+    ("algorithms/federated/lora.py", "'factors ' + a"),
     ("algorithms/federated/low_rank.py", "'components' + name"),
     ("algorithms/federated/rank_policy.py", "'rank'"),
     ("algorithms/federated/fedmavg.py", "'senders'"),

@@ -217,7 +217,7 @@ def the_model_changes_and_the_bits_add_up(case: AlgorithmCase) -> None:
         return
     after, grows = case.algorithm.final(state.server), case.algorithm.traits.grows
     shapes = [{name: values.shape for name, values in arrays.items()} for arrays in (case.before, after)]
-    check_final(case.algorithm, case.task.initial_parameters(), state.server)
+    check_final(case.algorithm, case.task, state.server)
     unchanged = {*shapes[0]} == {*shapes[1]} if grows else shapes[0] == shapes[1]
     require(unchanged, f"parameters were {shapes[0]} and are {shapes[1]}")
     wanted = case.task.model.held_dtype
@@ -465,7 +465,9 @@ def a_lost_upload_is_counted_and_not_aggregated(case: AlgorithmCase) -> None:
     require(close(got, wanted, case.before, 1e-5), "the model is not that of the others alone")
     # a median of sparse updates may stand still
     if any((everyone[name] != case.before[name]).any() for name in case.before):
-        require(not close(got, everyone, case.before, 1e-3), "the model is that of all clients")
+        # each by its own scale: a factor that is drawn anew moves farther than what uploads move
+        same = [close({name: got[name]}, {name: everyone[name]}, case.before, 1e-3) for name in everyone]
+        require(not all(same), "the model is that of all clients")
     for name, values in partial.state.items():
         if name.startswith("codec/"):
             require(np.array_equal(values, free.state[name]), f"{name} is not what it is after a delivered upload")

@@ -336,7 +336,8 @@ class LocalTerms:
     `proximal` is mu of mu/2 ||y - x||^2. Shapes: correction [C, ...] for each parameter, added to every gradient;
     epochs [C], if clients deviate from the training's; gains [C, ...], factors of the gradients of the tensors they
     name. If values other than the module's own parameters are trained, `rebuild` computes the parameters from these
-    values and `frozen`. `start_loss` and `start_gradient` ask for those of `LocalUpdates`, at the cost of one more pass
+    values and `frozen`; without it `frozen` are values of tensors that the module does not train, in place of its own.
+    `start_loss` and `start_gradient` ask for those of `LocalUpdates`, at the cost of one more pass
     over a client's samples, forward or forward and back.
 
     `rule` replaces gradient descent; `own` [C, ...] are its clients' tensors. `start` [C, ...] has the parameters from

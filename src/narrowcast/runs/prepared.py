@@ -362,7 +362,6 @@ def try_round(experiment: Experiment, task: Task) -> None:
     model, algorithm = task.model, experiment.algorithm
     with _tried(model, "init_server"):
         check_arrays(model.init_server(task.data, task.seed), method_of(model, "init_server"))
-        parameters = task.initial_parameters()
     with _tried(algorithm, "init"):
         server = check_arrays(algorithm.init(task), method_of(algorithm, "init"))
     with _tried(algorithm, "init_clients"):
@@ -391,7 +390,7 @@ def try_round(experiment: Experiment, task: Task) -> None:
     with _tried(algorithm, "step_metrics"):
         metrics_of_round(algorithm, [result], algorithm.step_metrics(server, stepped, total, task))
     with _tried(algorithm, "final"):
-        final = check_final(algorithm, parameters, stepped)
+        final = check_final(algorithm, task, stepped)
     if algorithm.traits.global_model:
         with _tried(model, "evaluate"):
             check_metrics(model.evaluate(final, clients, task.data, "validation"), method_of(model, "evaluate"))

@@ -59,7 +59,7 @@ from narrowcast.platform.data.samples import Labelled, Samples, each_input, join
 from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.models.forward_pass import OWN_LAYERS, packed
 from narrowcast.platform.models.module_call import call_module
-from narrowcast.platform.models.modules import trained_of
+from narrowcast.platform.models.modules import holding, trained_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton
 from narrowcast.platform.seeds import isolated
 from narrowcast.platform.traits import TrainingTraits
@@ -212,8 +212,10 @@ def _train_calls(calls: Sequence[LocalCall], *, phase: int = 0, first_epoch: int
         shared = [{name: values for name, values in call.server.items() if name not in starts[0]} for call in calls]
         begin = {**of_calls(shared), **_of_clients(starts, order, device), **_of_clients(layers, order, device)}
         begin = {name: begin[name] for name in {**calls[0].server, **begin}}
+        frozen = of_calls([call.terms.frozen for call in calls])
+        held = {} if terms.rebuild else {name: tensor[0] for name, tensor in frozen.items()}
         return Program(
-            module=module_of(task),
+            module=holding(module_of(task), held),
             loss=model.loss_on(task.data),
             loader=Loader(*_samples(calls, order), device, model.torch_dtype),
             schedule=schedule,
@@ -221,7 +223,7 @@ def _train_calls(calls: Sequence[LocalCall], *, phase: int = 0, first_epoch: int
             batched=batched,
             fixed={name: tensor for name, tensor in begin.items() if name not in trained},
             rebuild=terms.rebuild,
-            frozen=of_calls([call.terms.frozen for call in calls]),
+            frozen=frozen if terms.rebuild else {},
             draws=ForwardDraws.of(calls, order, phase=phase, before_training=before_training),
             statistics=model.trial(task.data).statistics,
             unlabelled=None if before_training else _unlabelled(calls, schedule, batched=batched),

@@ -13,8 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-A, B = "lora_A", "lora_B"
-"""The factors of a layer, in the names of its tensors."""
+A, B, WEIGHT = "lora_A", "lora_B", "weight"
+"""The factors of a layer and its frozen weight, in the names of its tensors."""
 
 
 class AdaptedLinear(nn.Linear):
@@ -36,7 +36,7 @@ def adapt(layer: nn.Linear, rank: int, alpha: float, trained: Collection[str]) -
     """Make a linear layer an `AdaptedLinear`, in place, with factors of rank min(rank, o, i) drawn by torch.
 
     B is zero and A drawn, or the reverse if A alone is trained: the change is zero before training. What is drawn is
-    uniform, as torch draws a linear layer of so many inputs.
+    uniform, as torch draws a linear layer of so many inputs, see `initial_bound`.
     """
     rank = min(rank, layer.in_features, layer.out_features)
     factors = {A: torch.zeros(rank, layer.in_features), B: torch.zeros(layer.out_features, rank)}
@@ -45,6 +45,11 @@ def adapt(layer: nn.Linear, rank: int, alpha: float, trained: Collection[str]) -
         layer.register_parameter(name, nn.Parameter(values.to(layer.weight.dtype), requires_grad=name in trained))
     layer.__class__ = AdaptedLinear  # the layer's hooks, its places in the module and the names of its tensors stay
     cast(AdaptedLinear, layer).scale = alpha / rank
+
+
+def initial_bound(inputs: int) -> float:
+    """Return the largest entry that a factor with so many columns is drawn with."""
+    return 1 / sqrt(inputs)
 
 
 def adapted_layers(module: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:

@@ -23,10 +23,11 @@ from narrowcast.platform.config.run_fields import LastingPath
 from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.adapted_layers import A, B, adapt, adapted_layers, is_factor
+from narrowcast.platform.models.adapted_layers import WEIGHT, A, AdaptedLinear, B, adapt, adapted_layers, is_factor
 from narrowcast.platform.models.model import Model
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.modules import (
+    arrays_of,
     build_module,
     copy_of,
     named_tensors,
@@ -186,15 +187,27 @@ class Adapters(NeuralNetwork):
     def merged(self, parameters: Arrays, data: Samples) -> Arrays:
         """Return the `state_dict` of `base` with W0 + s B A in place of W0; raise `UserError` for a tied weight."""
         module = self.loaded(parameters, data)
-        owners = [id(tensor) for _, tensor in module.named_parameters(remove_duplicate=False)]
-        for layer_name, layer in adapted_layers(module):
-            if owners.count(id(layer.weight)) > 1:
-                raise UserError(
-                    f"{layer_name}weight is a tensor of another layer too, which has no adapter, so that the two "
-                    "cannot be merged; export the factors"
-                )
+        for layer in _mergeable(module).values():
             layer.weight = nn.Parameter(layer.merged_weight(), requires_grad=False)
         return {name: values for name, values in state_of(module).items() if not is_factor(name)}
+
+    def adapted_weights(self, data: Samples) -> Arrays:
+        """Return W0 of each layer with adapters, in `held_dtype`; raise `UserError` for a tied weight."""
+        module = skeleton(self, data)
+        return arrays_of(module, _mergeable(module))
+
+
+def _mergeable(module: nn.Module) -> dict[str, AdaptedLinear]:
+    """Return the layers with adapters by the names of their weights; raise `UserError` for a tied weight."""
+    owners = [id(tensor) for _, tensor in module.named_parameters(remove_duplicate=False)]
+    layers = {layer_name + WEIGHT: layer for layer_name, layer in adapted_layers(module)}
+    for name, layer in layers.items():
+        if owners.count(id(layer.weight)) > 1:
+            raise UserError(
+                f"{name} is a tensor of another layer too, which has no adapter, so that the two cannot be merged; "
+                "keep the factors apart"
+            )
+    return layers
 
 
 def _matching(patterns: Sequence[str], names: Sequence[str], field: str) -> tuple[str, ...]:

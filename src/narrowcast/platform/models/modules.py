@@ -202,6 +202,11 @@ def with_values(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     return module
 
 
+def holding(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of a module with these values of tensors that it does not train; without any, the module itself."""
+    return with_values(copy_of(module, own=values), values) if values else module
+
+
 def state_of(module: nn.Module) -> dict[str, np.ndarray]:
     """Return the module's `state_dict` as arrays, each of its own memory; bfloat16 as float32, which has its values."""
     return {

@@ -207,11 +207,14 @@ class NeuralNetwork(Model, Section):
         return {name: values + initial[name] for name, values in unpacked(rows, initial).items()}
 
     def state(self, parameters: Arrays, data: Samples) -> Arrays:
-        """Return the `state_dict` of the module with these values of what is trained; these if they are another's."""
+        """Return the `state_dict` of the module with these values; these if they are another's.
+
+        They are those of what is trained, and perhaps of tensors that are not.
+        """
         if self.all_trained:
             return parameters
         shapes = {name: array.shape for name, array in arrays_of(skeleton(self, data), self.global_names(data)).items()}
-        if {name: array.shape for name, array in parameters.items()} != shapes:
+        if not shapes.items() <= {name: array.shape for name, array in parameters.items()}.items():
             return parameters
         return state_of(self.loaded(parameters, data))
 

@@ -95,16 +95,18 @@ def check_step(algorithm: Algorithm, before: Arrays, after: Any, *, grows: bool)
     return final
 
 
-def check_final(algorithm: Algorithm, parameters: Arrays, server: Arrays) -> Arrays:
+def check_final(algorithm: Algorithm, task: Task, server: Arrays) -> Arrays:
     """Return the global parameters of a server state; raise `UserError` unless they have the names of the model's own.
 
-    An algorithm without a global model may return anything.
+    Tensors that the model does not train may be among them. An algorithm without a global model may return anything.
     """
     method = method_of(algorithm, "final")
     final = check_arrays(algorithm.final(server), method)
     if not algorithm.traits.global_model:
         return final
-    if more := [name for name in final if name not in parameters]:
+    parameters = task.initial_parameters()
+    more = [name for name in final if name not in parameters]
+    if more and (more := [name for name in more if name not in task.model.fixed_names(task.data)]):
         raise UserError(
             f"{method} returned {_listed(more)}, which the model does not have; return its parameters alone (those of "
             "Averaging leave out what download and server_optimizer keep)"

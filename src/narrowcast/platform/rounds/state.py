@@ -455,7 +455,7 @@ class RunState:
 def start(run: Run) -> RunState:
     """Return the state before round 1; raise `UserError` if the first weights are not finite, or not the model's."""
     no_clients, server = np.empty(0, dtype=np.int64), run.algorithm.init(run.task)
-    if not all_finite(*check_final(run.algorithm, run.task.initial_parameters(), server).values()):
+    if not all_finite(*check_final(run.algorithm, run.task, server).values()):
         raise UserError("the first weights of the model are not finite; initialise them with finite values")
     return RunState(
         round_index=0,
