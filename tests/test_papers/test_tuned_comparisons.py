@@ -238,14 +238,18 @@ from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 
 only = Planned("digits", RunSpec("digits", "fedavg-digits", ("data.clients=8", "rounds=2")), 0, per_user=False)
-queue = Queue([lambda rows: iter([] if rows else [only])], Rows())
+refused = Planned("digits", RunSpec("x" * 101, "fedavg-digits", ("rounds=2",)), 0, per_user=False)
+queue = Queue([lambda rows: iter([refused] if rows else [refused, only])], Rows())
 work(queue, Path(), workers=1)
 """
 
 
 @pytest.mark.slow
 def test_a_study_without_a_time_limit_ends_with_its_runs(tmp_path: Path) -> None:
-    """Its wait once overflowed: threads cannot wait for infinity."""
-    subprocess.run([sys.executable, "-c", _WITHOUT_LIMIT], cwd=tmp_path, check=True)
+    """Its wait once overflowed: threads cannot wait for infinity. A run that is refused fails it after the others."""
+    command = [sys.executable, "-c", _WITHOUT_LIMIT]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "RunFailed: 1 runs were refused; the first: xxx" in ended.stderr
+    assert ended.stdout.splitlines()[1].startswith("[1] digits-seed-0: validation.accuracy ")
     (row,) = read_rows([tmp_path]).of_stem("digits")
     assert row["rounds"] == 2

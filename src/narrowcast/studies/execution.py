@@ -7,6 +7,7 @@ Optuna are not imported, and Ray only where runs are to go there.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -258,6 +259,7 @@ class StudyJobs(JobQueue[Job]):
     def __init__(self, queue: Queue, output: Path, seconds: float, memory_gib: float) -> None:
         self.queue, self.output, self.memory_gib = queue, output, memory_gib
         self.end, self.n_ended = time.monotonic() + seconds, 0
+        self.refused: list[str] = []
         self._running: list[Job] = []
 
     @property
@@ -287,7 +289,8 @@ class StudyJobs(JobQueue[Job]):
         job, results = message
         self._running.remove(job)
         if isinstance(results, UserError):
-            print(f"{job[0].spec.label}-seed-{job[0].seed} cannot run: {results}", flush=True)
+            self.refused.append(f"{job[0].spec.label}-seed-{job[0].seed} cannot run: {results}")
+            print(self.refused[-1], flush=True)
             return
         for planned, result in zip(job, results, strict=True):
             if not planned.per_user:
@@ -295,7 +298,8 @@ class StudyJobs(JobQueue[Job]):
             append(self.output / f"{planned.study}.csv", planned.spec, planned.seed, result)
             self.queue.ended(planned, result)
             self.n_ended += 1
-            print(f"[{self.n_ended}, {self.left:.0f} s left] {_line(planned, result)}", flush=True)
+            left = "" if math.isinf(self.left) else f", {self.left:.0f} s left"
+            print(f"[{self.n_ended}{left}] {_line(planned, result)}", flush=True)
 
     def worker_died(self, job: Job, reason: str) -> None:
         """Raise `RunFailed`: another try would take as much memory."""
@@ -376,7 +380,7 @@ def work(
 ) -> None:
     """Run what is missing until all is done or the time is up; a line for each run that ends.
 
-    With `ray` its actors are the workers, of which it has `workers` too.
+    With `ray` its actors are the workers, of which it has `workers` too. Raise `RunFailed` at the end for refused runs.
     """
     output.mkdir(parents=True, exist_ok=True)
     jobs = StudyJobs(queue, output, seconds, memory_gib)
@@ -387,11 +391,12 @@ def work(
         pass
     left = sum(1 for _ in queue.missing())
     print(f"{jobs.n_ended} runs ended, {left} of those that can be planned now are left")
+    if jobs.refused:
+        raise RunFailed(f"{len(jobs.refused)} runs were refused; the first: {jobs.refused[0]}")
 
 
 def _line(planned: Planned, result: dict[str, Any]) -> str:
-    final = {name: round(100 * share, 2) for name, share in result["final"].items()}
-    return (
-        f"{planned.spec.label}-seed-{planned.seed} {result.get('error') or final} {result.get('uplink_bits')} bits, "
-        f"{result['wall_seconds']:.0f} s"
-    )
+    kept = [f"{name} {100 * result['final'][name]:.2f}" for name in METRICS if name in result["final"]]
+    outcome = result.get("error") or ", ".join(kept)
+    bits = result.get("uplink_bits")
+    return f"{planned.spec.label}-seed-{planned.seed}: {outcome}; {bits} bits, {result['wall_seconds']:.0f} s"
