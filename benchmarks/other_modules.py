@@ -340,7 +340,8 @@ def experiment_of(module: Module, folder: Path, **training: Any) -> Any:
     """Return the experiment of a module on data in this folder, with further fields of its training."""
     from narrowcast.experiment import Experiment
 
-    model = {"kind": "torch", "factory": f"other_modules:{module.factory}", "arguments": dict(module.arguments)}
+    factory = {"factory": f"other_modules:{module.factory}", "arguments": dict(module.arguments)}
+    model = {"kind": "torch", **factory} if module.factory else {}
     return Experiment(
         rounds=ROUNDS, clients_per_round=4, chunk_size=2, evaluate_every=ROUNDS, checkpoint_every=1,
         data={

@@ -40,7 +40,13 @@ FILES = {
         ("channel", "table"),
         ("topology", "edge_list"),
     ),
-    *(("model", "torch"), ("data", "image_folder"), ("data", "text_files"), ("data", "ratings")),
+    *(
+        ("model", "torch"),
+        ("model", "transformers"),
+        ("data", "image_folder"),
+        ("data", "text_files"),
+        ("data", "ratings"),
+    ),
     ("data", "explicit_ratings"),
     ("attack", "edge_case"),
     *(

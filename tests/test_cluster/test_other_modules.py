@@ -11,8 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from narrowcast.cluster.backend import RayBackend
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.module_call import call_module, select_output
+from narrowcast.platform.models.neural_network import as_inputs
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.types import FloatArray
@@ -71,6 +75,66 @@ def moved(experiment: Any, run: Run, state: RunState) -> FloatArray:
     (outcome,) = LocalBackend().run(run, state)
     last = experiment.algorithm.final(outcome.state.server)
     return np.concatenate([np.ravel(last[name] - values) for name, values in first.items()])
+
+
+ADAPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "BertForSequenceClassification": (
+        "texts",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "vocab_size": 96,
+        },
+        {"targets": ["*.query.weight", "*.value.weight"], "also_trained": ["classifier.*"]},
+    ),
+    "GPT2LMHeadModel": (
+        "next_tokens",
+        {"n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0},
+        {
+            "rank": 40,
+            "alpha": 20.0,
+        },  # weights tied to the embedding, transposed layers, ranks that a layer's width limits
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", ADAPTED)
+def test_adapters_of_a_model_of_transformers_are_those_of_peft(
+    architecture: str, zoo: ModuleType, data: Path, tmp_path: Path
+) -> None:
+    zoo._transformers()
+    from peft import PeftModel
+
+    texts, config, fields = ADAPTED[architecture]
+    base = {"kind": "transformers", "architecture": architecture, "config": config}
+    experiment = zoo.experiment_of(zoo.Module("", texts, {"kind": "adapters", "base": base, **fields}), data)
+    samples, model = experiment.data_source.load(), experiment.model
+    *_, last = LocalBackend().run(run := Run(experiment, experiment.algorithm, experiment.task(samples)), start(run))
+    learnt = experiment.algorithm.final(last.state.server)
+    assert all(np.abs(values).max() > 0 for values in learnt.values())
+    folder = model.write_peft(learnt, samples, tmp_path / "adapter")
+    inputs = as_inputs(samples.test.features, torch.float32)
+
+    def outputs(module: torch.nn.Module) -> Any:
+        with torch.no_grad():
+            return call_module(select_output(module.eval(), "logits"), inputs)
+
+    ours = outputs(model.loaded(learnt, samples))
+    theirs = PeftModel.from_pretrained(model.base.typed_module(samples), str(folder))
+    assert (outputs(theirs) - ours).abs().max() <= 1e-6 * ours.abs().max()
+    theirs.save_pretrained(tmp_path / "saved")
+    again = type(model)(**{**model.model_dump(), "adapter": str(tmp_path / "saved")})
+    again.check(samples)
+    assert all(np.array_equal(values, learnt[name]) for name, values in again.init_server(samples, 0).items())
+    merged = {name: torch.from_numpy(values) for name, values in model.merged(learnt, samples).items()}
+    whole = model.base.typed_module(samples)
+    whole.load_state_dict(merged)
+    assert (outputs(whole) - ours).abs().max() <= 1e-5 * ours.abs().max()
+    if architecture == "GPT2LMHeadModel":
+        with pytest.raises(UserError, match=r"c_attn.weight of Conv1D is held transposed, and no product is added"):
+            model.adapted_weights(samples)
 
 
 @pytest.mark.cuda

@@ -171,7 +171,8 @@ _SUFFIXES = {"safetensors": "safetensors", "torch": "pt"}
 )
 @click.option("--client", type=click.IntRange(min=0), help="Export the model that this client uses, by its number.")
 @click.option("--merged", is_flag=True, help="Add adapters to the weights of their base, and export these.")
-@click.option("--output", type=FOLDER, help="The file to write; RUN.safetensors or RUN.pt by default.")
+@click.option("--peft", is_flag=True, help="Write adapters as a folder that peft reads.")
+@click.option("--output", type=FOLDER, help="The file to write; RUN.safetensors, RUN.pt or RUN-peft by default.")
 @click.option("--runs", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 @TRUST
 def export(
@@ -182,6 +183,7 @@ def export(
     runs: Path,
     *,
     merged: bool,
+    peft: bool,
     trust: bool,
 ) -> None:
     """Write the trained global model of RUN, a finished run, or the answer of a solve, to a file.
@@ -202,17 +204,25 @@ def export(
     folders = find_runs(names, runs)
     if output is not None and len(folders) > 1:
         raise UserError(f"--output names one file, and {len(folders)} runs are exported; leave it out")
+    if peft and (merged or model_format != "safetensors"):
+        raise UserError("--peft writes factors as safetensors; leave out --merged and --format")
     for folder in folders:
         result = load_any(folder)
-        path = output or Path(f"{folder.name}{_of(client)}{'-merged' if merged else ''}.{_SUFFIXES[model_format]}")
+        named = f"{folder.name}{_of(client)}"
+        path = output or Path(f"{named}{'-merged' if merged else ''}.{_SUFFIXES[model_format]}")
         kind: ModelFormat = "torch" if model_format == "torch" else "safetensors"
         if not isinstance(result, Result):
-            if client is not None or merged:
-                raise UserError(f"{folder.name} is a solve, which has no clients; leave out --client and --merged")
+            if client is not None or merged or peft:
+                raise UserError(
+                    f"{folder.name} is a solve, without clients and adapters; give --format and --output only"
+                )
             click.echo(f"model   {result.export(path, kind)}")
             continue
         with looking(folder, trust=trust):
-            click.echo(f"model   {result.export(path, kind, client=client, merged=merged)}")
+            if peft:
+                click.echo(f"adapter {result.export_peft(output or Path(f'{named}-peft'), client)}")
+            else:
+                click.echo(f"model   {result.export(path, kind, client=client, merged=merged)}")
         for name, text in result.inputs.items():
             click.echo(f"inputs  {name}: {text}")
 

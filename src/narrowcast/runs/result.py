@@ -276,13 +276,26 @@ class Result(FinishedRun[ResultFile]):
 
         Raise `UserError` for other models.
         """
+        return self._adapters.merged(self.arrays(client), load_checked(self.config.data_source))
+
+    def export_peft(self, folder: str | Path, client: int | None = None) -> Path:
+        """Write the trained adapters of `model: adapters` as a folder of peft, and return it.
+
+        `PeftModel.from_pretrained(base, folder)`, with the base that the run began with, has the outputs of the model.
+        Raise `UserError` for other models.
+        """
+        data = load_checked(self.config.data_source)
+        return self._adapters.write_peft(self.arrays(client), data, Path(folder))
+
+    @property
+    def _adapters(self) -> Any:
+        """The model, as of the run's seed; raise `UserError` unless it has adapters."""
         from narrowcast.platform.models.adapters import Adapters
 
         model = self.config.model
         if not isinstance(model, Adapters):
-            raise UserError(f"{self.name}: model.kind = {model.kind} has no adapters to merge; export it as it is")
-        data: Any = load_checked(self.config.data_source)
-        return model.of_seed(self.seed).merged(self.arrays(client), data)
+            raise UserError(f"{self.name}: model.kind = {model.kind} has no adapters; export it as it is")
+        return model.of_seed(self.seed)
 
     def export(
         self,

@@ -204,7 +204,7 @@ def test_what_has_no_adapter_is_refused(fields: dict[str, Any], reason: str) -> 
     assert "\n" not in str(error.value)
 
 
-def test_a_finished_run_is_exported_with_its_adapters_merged(tmp_path: Path) -> None:
+def test_a_finished_run_is_exported_with_its_adapters_merged_and_as_a_folder_of_peft(tmp_path: Path) -> None:
     settings = ("model.kind=adapters", "model.base.hidden=[4]", "rounds=1", "evaluate_every=1", "data.clients=10")
     said = narrowcast("run", "fedavg-digits", *settings, "backend.kind=local", "name=lora", "--output", tmp_path)
     assert said.status == 0, said.err
@@ -215,6 +215,12 @@ def test_a_finished_run_is_exported_with_its_adapters_merged(tmp_path: Path) -> 
     wanted = whole["1.weight"] + 8 / 4 * whole["1.lora_B"] @ whole["1.lora_A"]
     assert np.allclose(merged["1.weight"], wanted, rtol=1e-6, atol=1e-7)
     assert not np.array_equal(merged["1.weight"], whole["1.weight"])
+    said = narrowcast("export", "lora", "--peft", "--runs", tmp_path, "--output", tmp_path / "adapter")
+    assert said.status == 0, said.err
+    factors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert np.array_equal(factors["base_model.model.1.lora_A.weight"], whole["1.lora_A"])
+    said = narrowcast("export", "lora", "--peft", "--merged", "--runs", tmp_path)
+    assert "leave out --merged and --format" in said.err
 
 
 def test_convolutions_are_refused_and_tied_weights_are_not_merged() -> None:

@@ -191,6 +191,7 @@ MODELS = Registry(
         "transformer": "platform.models.transformer:Transformer",
         "gcn": "platform.models.graph:GCN",
         "torch": "platform.models.networks:TorchModule",
+        "transformers": "platform.models.transformers_model:TransformersModel",
         "adapters": "platform.models.adapters:Adapters",
     },
     "matrix_factorisation",

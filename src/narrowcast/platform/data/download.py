@@ -69,7 +69,7 @@ def located(path: Path, field: str, section: str = "data") -> Path:
     existing = next((candidate for candidate in candidates if candidate.exists()), None)
     if existing is None:
         searched = ", ".join(dict.fromkeys(str(candidate.absolute()) for candidate in candidates))
-        raise UserError(f"{section}.{field} = {path} does not exist (looked for {searched}); give the path of the data")
+        raise UserError(f"{section}.{field} = {path} does not exist (looked for {searched}); give its path")
     return existing
 
 

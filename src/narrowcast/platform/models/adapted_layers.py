@@ -15,36 +15,74 @@ from torch import Tensor, nn
 
 A, B, WEIGHT = "lora_A", "lora_B", "weight"
 """The factors of a layer and its frozen weight, in the names of its tensors."""
+_CONV1D = "transformers.pytorch_utils.Conv1D"
 
 
-class AdaptedLinear(nn.Linear):
-    """A linear layer with outputs (W0 + s B A) x + b, whose weight is not added up with the product of its factors."""
+class Adapted(nn.Module):
+    """A layer with outputs (W0 + s B A) x + b, whose weight is not added up with the product of its factors."""
 
+    weight: Tensor
     scale: float
+
+    def _frozen(self, inputs: Tensor) -> Tensor:
+        """Return W0 x + b."""
+        raise NotImplementedError
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return W0 x + b + s B (A x)."""
         within = nn.functional.linear(inputs, getattr(self, A))
-        return super().forward(inputs) + self.scale * nn.functional.linear(within, getattr(self, B))
+        return self._frozen(inputs) + self.scale * nn.functional.linear(within, getattr(self, B))
 
     def merged_weight(self) -> Tensor:
-        """Return W0 + s B A."""
-        return (self.weight + self.scale * (getattr(self, B) @ getattr(self, A))).detach()
+        """Return W0 + s B A, as the layer holds it."""
+        product = self.scale * (getattr(self, B) @ getattr(self, A))
+        return (self.weight + (product.T if isinstance(self, AdaptedConv1D) else product)).detach()
 
 
-def adapt(layer: nn.Linear, rank: int, alpha: float, trained: Collection[str]) -> None:
-    """Make a linear layer an `AdaptedLinear`, in place, with factors of rank min(rank, o, i) drawn by torch.
+class AdaptedLinear(Adapted, nn.Linear):
+    """A layer of torch."""
+
+    def _frozen(self, inputs: Tensor) -> Tensor:
+        return nn.functional.linear(inputs, self.weight, self.bias)
+
+
+class AdaptedConv1D(Adapted):
+    """The linear layer of GPT-2 in transformers, which holds W0 transposed, [i, o]."""
+
+    bias: Tensor
+
+    def _frozen(self, inputs: Tensor) -> Tensor:
+        outputs = torch.addmm(self.bias, inputs.reshape(-1, len(self.weight)), self.weight)
+        return outputs.view(*inputs.shape[:-1], -1)
+
+
+def adapted_kind(layer: nn.Module) -> type[Adapted] | None:
+    """Return what a layer is once it has adapters; None for one that cannot have any.
+
+    Classes derived from those two may compute something else, and are not adapted.
+    """
+    kind = type(layer)
+    if kind is nn.Linear:
+        return AdaptedLinear
+    return AdaptedConv1D if f"{kind.__module__}.{kind.__name__}" == _CONV1D else None
+
+
+def adapt(layer: nn.Module, rank: int, alpha: float, trained: Collection[str]) -> None:
+    """Make a layer that has an `adapted_kind` that, in place, with factors of rank min(rank, o, i) drawn by torch.
 
     B is zero and A drawn, or the reverse if A alone is trained: the change is zero before training. What is drawn is
     uniform, as torch draws a linear layer of so many inputs, see `initial_bound`.
     """
-    rank = min(rank, layer.in_features, layer.out_features)
-    factors = {A: torch.zeros(rank, layer.in_features), B: torch.zeros(layer.out_features, rank)}
+    kind, weight = adapted_kind(layer), layer.get_parameter(WEIGHT)
+    assert kind is not None, "the caller has seen to it"
+    outputs, inputs = reversed(weight.shape) if kind is AdaptedConv1D else weight.shape
+    rank = min(rank, inputs, outputs)
+    factors = {A: torch.zeros(rank, inputs), B: torch.zeros(outputs, rank)}
     nn.init.kaiming_uniform_(factors[A if B in trained else B], a=sqrt(5))
     for name, values in factors.items():
-        layer.register_parameter(name, nn.Parameter(values.to(layer.weight.dtype), requires_grad=name in trained))
-    layer.__class__ = AdaptedLinear  # the layer's hooks, its places in the module and the names of its tensors stay
-    cast(AdaptedLinear, layer).scale = alpha / rank
+        layer.register_parameter(name, nn.Parameter(values.to(weight.dtype), requires_grad=name in trained))
+    layer.__class__ = kind  # the layer's hooks, its places in the module and the names of its tensors stay
+    cast(Adapted, layer).scale = alpha / rank
 
 
 def initial_bound(inputs: int) -> float:
@@ -52,10 +90,10 @@ def initial_bound(inputs: int) -> float:
     return 1 / sqrt(inputs)
 
 
-def adapted_layers(module: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
+def adapted_layers(module: nn.Module) -> Iterator[tuple[str, Adapted]]:
     """Yield the adapted layers of a module and what their names begin with, such as `encoder.0.`."""
     for name, layer in module.named_modules():
-        if isinstance(layer, AdaptedLinear):
+        if isinstance(layer, Adapted):
             yield f"{name}." if name else "", layer
 
 

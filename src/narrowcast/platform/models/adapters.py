@@ -23,7 +23,17 @@ from narrowcast.platform.config.run_fields import LastingPath
 from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.adapted_layers import WEIGHT, A, AdaptedLinear, B, adapt, adapted_layers, is_factor
+from narrowcast.platform.models.adapted_layers import (
+    WEIGHT,
+    A,
+    Adapted,
+    AdaptedConv1D,
+    B,
+    adapt,
+    adapted_kind,
+    adapted_layers,
+    is_factor,
+)
 from narrowcast.platform.models.model import Model
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.modules import (
@@ -31,12 +41,14 @@ from narrowcast.platform.models.modules import (
     build_module,
     copy_of,
     named_tensors,
+    same_values,
     state_of,
     trained_of,
     with_values,
 )
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
+from narrowcast.platform.models.peft_files import read_peft, write_peft
 from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.types import Arrays
 
@@ -48,8 +60,8 @@ class Adapters(NeuralNetwork):
 
     Clients train and send the factors of the weights that `targets` names, and the tensors that `also_trained` names;
     all other tensors of `base` are frozen, the same for all clients, and never sent or billed. Before training B A is
-    zero, so that the outputs are those of `base`. `base` has the weights that the seed gives it, or those of `weights`.
-    In training, clients share one copy of them.
+    zero, so that the outputs are those of `base`, unless training begins with an `adapter`. `base` has the weights that
+    the seed gives it, or those of `weights`. In training, clients share one copy of them.
 
     Reference: Hu et al., LoRA, ICLR 2022 (arXiv:2106.09685), section 4.1.
 
@@ -65,6 +77,9 @@ class Adapters(NeuralNetwork):
         None,
         description="folder of a finished run of `base`, or safetensors file, with the tensors of `base`, which every "
         "host can read; null: drawn from the seed",
+    )
+    adapter: LastingPath = Field(
+        None, description="folder of an adapter of peft, with which training begins; null: factors drawn from the seed"
     )
     rank: int = Field(8, ge=1, description="rank of the change of a weight")
     alpha: float = Field(8.0, gt=0, allow_inf_nan=False, description="s = alpha / rank multiplies the change")
@@ -112,7 +127,7 @@ class Adapters(NeuralNetwork):
             tensor.requires_grad_(name in also)
         for layer in layers.values():
             adapt(layer, self.rank, self.alpha, {"both": (A, B), "a": (A,), "b": (B,)}[self.factor])
-        return module
+        return module if self.adapter is None else with_values(module, read_peft(Path(self.adapter), module))
 
     def _read(self, module: nn.Module, source: Path) -> dict[str, Tensor]:
         """Return the tensors of a finished run's folder or of a file, which have to be those of the module."""
@@ -133,15 +148,20 @@ class Adapters(NeuralNetwork):
             )
         return {name: torch.from_numpy(arrays[name]) for name in needed}
 
-    def _targeted(self, module: nn.Module, also: Sequence[str]) -> dict[str, nn.Linear]:
+    def _targeted(self, module: nn.Module, also: Sequence[str]) -> dict[str, nn.Module]:
         """Return the layers whose weights are adapted, by the names of these."""
         first = {id(tensor): name for name, tensor in module.named_parameters()}
-        layers = dict[str, nn.Linear]()
+        layers = dict[str, nn.Module]()
         for layer in module.modules():  # a tied weight has its adapter where it comes first
-            if type(layer) is nn.Linear and id(layer._parameters.get("weight")) in first:
-                layers.setdefault(first[id(layer.weight)], layer)
+            if adapted_kind(layer) and (weight := layer._parameters.get("weight")) is not None and id(weight) in first:
+                layers.setdefault(first[id(weight)], layer)
         if self.targets is None:
-            layers = {name: layer for name, layer in layers.items() if name not in also}
+            embedded = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
+            layers = {
+                name: layer
+                for name, layer in layers.items()
+                if name not in also and id(layer.weight) not in embedded  # an adapter would change one use of the two
+            }
             if not layers:
                 raise UserError(
                     f"model.targets: {kind_of(self.base)} has no linear layer to adapt; use another base, or fedpara "
@@ -192,12 +212,36 @@ class Adapters(NeuralNetwork):
         return {name: values for name, values in state_of(module).items() if not is_factor(name)}
 
     def adapted_weights(self, data: Samples) -> Arrays:
-        """Return W0 of each layer with adapters, in `held_dtype`; raise `UserError` for a tied weight."""
+        """Return W0 [o, i] of each layer with adapters, in `held_dtype`.
+
+        Raise `UserError` for a tied weight, and for one that its layer holds transposed.
+        """
         module = skeleton(self, data)
-        return arrays_of(module, _mergeable(module))
+        layers = _mergeable(module)
+        if transposed := [name for name, layer in layers.items() if isinstance(layer, AdaptedConv1D)]:
+            raise UserError(
+                f"{transposed[0]} of Conv1D is held transposed, and no product is added to it in training; use a "
+                "method that averages the factors, or other model.targets"
+            )
+        return arrays_of(module, layers)
+
+    def write_peft(self, parameters: Arrays, data: Samples, folder: Path) -> Path:
+        """Write adapters with these factors as peft does, and return the folder; see the function of this name.
+
+        Raise `UserError` if products have been added to the frozen weights, which an adapter does not have.
+        """
+        module = self.loaded(parameters, data)
+        before = dict(adapted_layers(skeleton(self, data)))
+        for name, layer in adapted_layers(module):
+            if not same_values(layer.weight.detach(), before[name].weight.detach()):
+                raise UserError(
+                    f"products have been added to {name}{WEIGHT}, and an adapter of peft has the last one alone; "
+                    "export it with --merged"
+                )
+        return write_peft(module, self.rank, self.alpha, folder)
 
 
-def _mergeable(module: nn.Module) -> dict[str, AdaptedLinear]:
+def _mergeable(module: nn.Module) -> dict[str, Adapted]:
     """Return the layers with adapters by the names of their weights; raise `UserError` for a tied weight."""
     owners = [id(tensor) for _, tensor in module.named_parameters(remove_duplicate=False)]
     layers = {layer_name + WEIGHT: layer for layer_name, layer in adapted_layers(module)}
