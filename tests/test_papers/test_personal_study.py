@@ -15,15 +15,18 @@ from narrowcast.studies.execution import Planned, Queue, light_run
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
 from narrowcast_papers.personal.clients import MixedClients
+from narrowcast_papers.personal.means import accuracies_of_means, users_of
 from narrowcast_papers.personal.methods import (
     FASHION,
     MODELS,
+    MOVIELENS,
     OWN_RATE,
     SPLITS,
     SUBJECTS,
     TEST_SEEDS,
     TUNED,
     TUNING_SEEDS,
+    USERS,
     WATCH,
     Cell,
     cells,
@@ -33,6 +36,8 @@ from narrowcast_papers.personal.mnist import TwoDigitClients, pooled
 from narrowcast_papers.personal.table import compared, finished_methods, judge_group
 from papers import PAPERS, queue_of
 from planned_runs import ended
+
+SAME = ("model_sha256", "uplink_bits", "downlink_bits", "simulated_seconds")
 
 
 def _peaked(planned: Planned) -> dict[str, Any]:
@@ -104,6 +109,34 @@ def test_subjects_take_so_many_steps_of_so_many_windows() -> None:
     assert (steps.min(), steps.max()) == (10, 18)
 
 
+@pytest.mark.data("ml-100k")
+def test_users_have_so_many_ratings_of_films_that_many_have_seen() -> None:
+    drawn = [users_of(seed) for seed in range(3)]
+    assert {(data.n_clients, data.n_items, data.n_classes) for data in drawn} == {(USERS.clients, 300, 2)}
+    assert np.mean([data.examples.mean() for data in drawn]) == pytest.approx(USERS.samples, abs=0.1)
+    assert min(data.examples_of("test").min() for data in drawn) > 0
+
+
+@pytest.mark.data("ml-100k")
+def test_means_of_users_and_films_predict_more_than_the_networks() -> None:
+    by_seed = [accuracies_of_means(seed) for seed in range(TEST_SEEDS)]
+    means = {name: np.mean([values[name] for values in by_seed]) for name in by_seed[0]}
+    assert means == pytest.approx({"the user's mean": 66.0, "the film's mean": 66.2, "both": 69.6}, abs=0.05)
+    found = finished_methods(queue_of(MOVIELENS).rows, cells(USERS, "item embedding"))
+    assert max(np.mean(method.reached) for method in found.values()) == pytest.approx(67.1, abs=0.05)
+
+
+def test_rounds_of_fine_tuned_scolr_are_those_of_scolr() -> None:
+    overrides = ("rounds=2", "evaluate_every=2", "clients_per_round=5", "evaluate_clients=[test]")
+    ends = {}
+    for kind in ("scolr", "narrowcast_papers.personal.low_rank:FineTunedSCoLR"):
+        spec = RunSpec("low-rank", "fedavg-digits", (*overrides, f"algorithm={{kind: {kind}, rank: 2}}"))
+        ends[kind] = light_run(spec, 0)
+    plain, tuned = ends.values()
+    assert [plain[name] for name in SAME] == [tuned[name] for name in SAME]
+    assert plain["final"]["test.accuracy.mean"] != tuned["final"]["test.accuracy.mean"]
+
+
 @pytest.mark.data("fashion-mnist")
 def test_clients_have_images_of_their_own_in_their_proportions() -> None:
     data = MixedClients(seed=3, images=100).load()
@@ -143,7 +176,7 @@ def test_pooled_accuracy_of_clients_that_use_the_global_model_is_its_accuracy() 
     assert plain["test.accuracy"] != pytest.approx(plain["test.accuracy.mean"], abs=1e-3)
 
 
-@pytest.mark.parametrize("name", [FASHION, WATCH, "pfedme-mnist", "ditto-attacked"])
+@pytest.mark.parametrize("name", [FASHION, WATCH, MOVIELENS, "pfedme-mnist", "ditto-attacked"])
 def test_the_published_table_has_every_run(name: str, tmp_path: Path) -> None:
     assert not list(queue_of(name).missing())
     words = ("reproduce", name, "--papers", PAPERS, "--time-limit", 0, "--output", tmp_path)

@@ -8,7 +8,7 @@ edge of what was tried, unless it is one that has nothing beyond it, such as a s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from string import Template
 
 from narrowcast.studies.execution import Plan, Planned
@@ -16,12 +16,16 @@ from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
 from narrowcast.studies.tuning import TUNING_SEED, searched
 
-FASHION, WATCH = "personal-fashion", "personal-watch"
+FASHION, WATCH, MOVIELENS = "personal-fashion", "personal-watch", "personal-movielens"
 METRIC = "accuracy.mean"
 TEST_SEEDS, TUNING_SEEDS = 5, 3
 Values = Mapping[str, float]
 Point = tuple[float, ...]
 """The value of each number that is tuned of a method."""
+
+SHARED_BASIS = {rank: f"SCoLR of rank {rank}, fine-tuned at its own rate" for rank in (2, 8)}
+QUANTISED = "Quantised FedAvg, fine-tuned"
+"""Methods that send all of the model in fewer bits."""
 
 
 def doubling(first: float, steps: int) -> tuple[float, ...]:
@@ -29,7 +33,7 @@ def doubling(first: float, steps: int) -> tuple[float, ...]:
     return tuple(first * 2**step for step in range(steps))
 
 
-RATES, EPOCHS, PULLS = doubling(0.0125, 9), doubling(1, 10), (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+RATES, EPOCHS, PULLS = doubling(0.0125, 13), doubling(1, 10), (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -39,7 +43,7 @@ class Split:
 
     `key` names the split in labels of runs, `name` in words. `samples` are those that a client trains on, or their mean
     number over clients. `budgets`: megabytes of both directions at which methods that share a part are compared.
-    `left_out` are methods that were not run on it.
+    `left_out` are methods that were not run on it. The search of every method starts from `rate`.
     """
 
     study: str
@@ -54,19 +58,20 @@ class Split:
     rounds: int = 100
     budgets: tuple[float, ...] = ()
     left_out: frozenset[str] = frozenset()
+    rate: float = 0.1
 
 
 def mixed(alpha: float, images: int, batch_size: int, epochs: int) -> Split:
     """Return the split of Fashion-MNIST by the concentration of a client's classes and its images."""
     data = f"{{kind: narrowcast_papers.personal.clients:MixedClients, alpha: {alpha:g}, images: {images}}}"
     name, key = f"Dirichlet {alpha:g}, {images} images", f"{alpha:g}-{images}"
-    return Split(FASHION, key, name, data, images, batch_size, epochs, budgets=(40.0, 100.0, 200.0))
+    return Split(FASHION, key, name, data, images, batch_size, epochs, budgets=(20.0, 40.0, 100.0, 200.0))
 
 
 SPLITS = (
     mixed(0.3, 20, 10, 2),
     mixed(0.3, 100, 20, 1),
-    replace(mixed(1.0, 20, 10, 2), left_out=frozenset({"APFL", "pFedMe", "Per-FedAvg"})),
+    mixed(1.0, 20, 10, 2),
 )
 """A client takes four steps of ten images in a round, or five of twenty."""
 SUBJECTS = Split(
@@ -80,9 +85,25 @@ SUBJECTS = Split(
     clients=10,
     cohort=10,
     rounds=40,
-    left_out=frozenset({"FedPer", "LG-FedAvg"}),
+    left_out=frozenset({"FedPer", "LG-FedAvg", *SHARED_BASIS.values(), QUANTISED}),
 )
 """The subjects of recordings with a watch, each of whom takes part in every round: 10 to 18 steps of twenty windows."""
+USERS = Split(
+    MOVIELENS,
+    "users",
+    "200 users",
+    "{kind: rated_items, liked_from: 4, clients: 200, validation_share: 0.2, "
+    "ratings: {set: ml-100k, top_items: 300, min_ratings: 40}}",
+    samples=61.9,
+    batch_size=50,
+    epochs=4,
+    clients=200,
+    cohort=40,
+    rounds=60,
+    left_out=frozenset({"LG-FedAvg", *SHARED_BASIS.values(), QUANTISED}),
+    rate=6.4,
+)
+"""Users of MovieLens 100K with 40 ratings or more of the 300 films with the most; they are others with each seed."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +141,23 @@ def _stable(values: Values) -> bool:
 ALONE, FEDAVG, TUNED = "training alone", "FedAvg", "FedAvg, fine-tuned"
 OWN_RATE = "FedAvg, fine-tuned at its own rate"
 _RATE: Mapping[str, tuple[float, ...]] = {"rate": RATES}
+_FINE_TUNED: Mapping[str, tuple[float, ...]] = {
+    **_RATE,
+    "fine_tune_rate": doubling(0.003125, 15),
+    "fine_tune": EPOCHS,
+}
+
+
+def _tuned_last(algorithm: str) -> Method:
+    """Return a method whose clients fine-tune the global model at a rate of its own before they are measured."""
+    return Method(
+        f"{{{algorithm}, fine_tune_epochs: $fine_tune, fine_tune_rate: $fine_tune_rate}}",
+        _FINE_TUNED,
+        (0.1, 0.1, 8),
+        adapts=lambda values, split: split.samples * values["fine_tune"],
+    )
+
+
 _CONTROLS = {
     TUNED: Method(
         "{kind: fine_tune, fine_tune_epochs: $fine_tune}",
@@ -129,12 +167,7 @@ _CONTROLS = {
     ),
     ALONE: Method("local", _RATE, (0.1,)),
     FEDAVG: Method("fedavg", _RATE, (0.1,)),
-    OWN_RATE: Method(
-        "{kind: fine_tune, fine_tune_epochs: $fine_tune, fine_tune_rate: $fine_tune_rate}",
-        {**_RATE, "fine_tune_rate": doubling(0.003125, 11), "fine_tune": EPOCHS},
-        (0.1, 0.1, 8),
-        adapts=lambda values, split: split.samples * values["fine_tune"],
-    ),
+    OWN_RATE: _tuned_last("kind: fine_tune"),
 }
 _DITTO = {"Ditto": Method("{kind: ditto, pull: $pull}", {**_RATE, "pull": PULLS}, (0.1, 0.1), gradients=2)}
 _WHOLE = {
@@ -164,6 +197,11 @@ _WHOLE = {
 _PARTS = {
     **_CONTROLS,
     **_DITTO,
+    **{
+        name: _tuned_last(f"kind: narrowcast_papers.personal.low_rank:FineTunedSCoLR, rank: {rank}")
+        for rank, name in SHARED_BASIS.items()
+    },
+    QUANTISED: _tuned_last("kind: fine_tune, codec: [{kind: quantise, levels: 7}], download: {step: 0.01}"),
     "FedPer": Method("{kind: partial, kept: head}", _RATE, (0.1,)),
     "FedRep": Method(
         "{kind: partial, kept: head, phases: [{trained: head, epochs: $head_epochs}, {trained: body}]}",
@@ -176,15 +214,18 @@ _PARTS = {
 MODELS: Mapping[str, tuple[str, Mapping[str, Method]]] = {
     "softmax": ("softmax", _WHOLE),
     "perceptron": ("{kind: mlp, hidden: [32]}", _PARTS),
+    "item embedding": ("item_embedding", _PARTS),
 }
 """The model and the methods; a single layer has no body and head, so that methods that split a network have another."""
 GROUPS = (
     *((split, "softmax") for split in SPLITS),
-    (replace(SPLITS[0], left_out=frozenset({OWN_RATE})), "perceptron"),
+    (SPLITS[0], "perceptron"),
 )
 """The split and the model of the cells of Fashion-MNIST that are compared with one another."""
 WATCH_GROUPS = ((SUBJECTS, "perceptron"),)
 """The same of the recordings with a watch."""
+USERS_GROUPS = ((USERS, "item embedding"),)
+"""The same of the users of MovieLens."""
 
 
 @dataclass(frozen=True)
@@ -222,13 +263,14 @@ class Cell:
     def searched(self, rows: Rows) -> tuple[Point | None, list[Point]]:
         """Return the best point, None while the search is not finished; and all that was tried or is next."""
         method = self.method
-        return searched(rows, method.start, method.neighbours, self.tuning, f"validation.{METRIC}", TUNING_SEEDS)
+        start = method.start if next(iter(method.ladders)) != "rate" else (self.split.rate, *method.start[1:])
+        return searched(rows, start, method.neighbours, self.tuning, f"validation.{METRIC}", TUNING_SEEDS)
 
     def _spec(self, point: Point, part: str, *, first_seed: int = 0, curve: bool = False) -> RunSpec:
         split, numbers = self.split, {name: f"{value:g}" for name, value in self.values(point).items()}
         own = "-".join(f"{value:g}" for value in point)
         return RunSpec(
-            f"{split.study}-{split.key}-{self.model}-{slug(self.name)}{part}-{own}",
+            f"{split.study}-{split.key}-{slug(self.model)}-{slug(self.name)}{part}-{own}",
             "fedavg-digits",
             (
                 f"rounds={split.rounds}",

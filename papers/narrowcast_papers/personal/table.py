@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from narrowcast_papers.personal.methods import (
     OWN_RATE,
     TEST_SEEDS,
     TUNED,
+    USERS_GROUPS,
     WATCH_GROUPS,
     Cell,
     Point,
@@ -130,7 +132,8 @@ def plot(rows: Rows, path: Path, groups: Groups, title: str) -> None:
     for axes, model in zip(panels, models, strict=True):
         of_model = [split for split, other in groups if other == model]
         names = list(dict.fromkeys(cell.name for split in of_model for cell in cells(split, model)))
-        axes.set_yticks(range(len(names)), names[::-1])
+        axes.set_yticks(range(len(names)), [fill(name, 26) for name in names[::-1]], fontsize=8)
+        axes.set_title(model, fontsize=10)
         for colour, shift, split in zip(COLOURS, (0.2, -0.2, 0.0), of_model, strict=False):
             found = finished_methods(rows, cells(split, model))
             for index, (name, each) in enumerate(found.items()):
@@ -143,8 +146,10 @@ def plot(rows: Rows, path: Path, groups: Groups, title: str) -> None:
                     capsize=3,
                     label=split.name if index == 0 else None,
                 )
-        axes.set(xlabel=f"mean test accuracy of clients (%), {model}")
-    panels[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(0, 0.3))
+        axes.set(xlabel="mean test accuracy of clients (%)")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8
+    )
     figure.savefig(path, dpi=100)
 
 
@@ -160,3 +165,4 @@ def table_of(groups: Groups, title: str) -> StudyTable:
 
 FASHION_TABLE = table_of(GROUPS, "Models of clients' own, Fashion-MNIST over 40 clients")
 WATCH_TABLE = table_of(WATCH_GROUPS, "Models of clients' own, exercises by a watch over ten subjects")
+USERS_TABLE = table_of(USERS_GROUPS, "Models of clients' own, liked films of 200 users of MovieLens 100K")
