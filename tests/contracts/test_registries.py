@@ -71,7 +71,7 @@ DEAR = {("secure", "paillier")}
 LARGE = {
     *("ml-100k", "ml-1m", "ml-latest-small", "pinterest", "ncf", "rated_items"),
     *("mnist", "fashion-mnist", "cifar-10", "southwest", "shakespeare"),
-    *("cora", "citeseer", "pubmed", "watch-exercises", "state-of-the-union"),
+    *("cora", "citeseer", "pubmed", "watch-exercises", "state-of-the-union", "spam-assassin"),
 }
 """Data sets that are files, and are tested with them."""
 

