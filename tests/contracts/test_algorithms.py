@@ -25,13 +25,15 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "-alternate": {"share": "alternate"},
         "-stack": {"combine": "stack"},
         "-residual": {"combine": "residual"},
+        "-padded": {"combine": "padded", "rank_policy": "uniform"},
+        "-ranks": {"rank_policy": "uniform"},
     },
 }
 """Values, besides the defaults, with which algorithms are tried: fewer directions than there are, another sum."""
 WITHOUT_CODECS = {"fedma", "local", "dynamic_averaging"}
 """Algorithms whose clients send no changes, or nothing."""
-MERGING = ("-stack", "-residual")
-"""Settings of `lora` that `test_lora` tries in CI."""
+OF_ADAPTERS = ("-stack", "-residual", "-padded", "-ranks")
+"""Settings of `lora` that tests of adapters try in CI by some laws."""
 ON_CONVOLUTIONS = {"fedavg", "scolr"}
 """Algorithms that CI tries on convolutions, the dearest models: a sum of changes, and factors of them."""
 WITH_EVERY_CODEC = {"fedavg", "scaffold", "fedmf", "scolr"}
@@ -74,7 +76,7 @@ def by_name(laws: tuple[Callable[[AlgorithmCase], None], ...]) -> Any:
 
 def dear(name: str) -> bool:
     """Return whether a case takes long and is like another."""
-    return name.endswith(MERGING) or ("-cnn-" in name and name.partition("-")[0] not in ON_CONVOLUTIONS)
+    return name.endswith(OF_ADAPTERS) or ("-cnn-" in name and name.partition("-")[0] not in ON_CONVOLUTIONS)
 
 
 def through_one_codec() -> Iterator[str]:

@@ -138,7 +138,7 @@ _TITLES = {
     "availability": ("Availability of clients", "availability of clients", "availability"),
     "schedule": ("Schedules: synchronous and buffered asynchronous", "schedule of the server's steps", "schedule"),
     "secure": ("Secure aggregation", "secure aggregation", "secure"),
-    "rank_policy": ("Rank policies of SCoLR", "rank policy of SCoLR", "algorithm.rank_policy"),
+    "rank_policy": ("Rank policies of SCoLR and LoRA", "rank policy", "algorithm.rank_policy"),
     "server_optimizer": ("Server optimizers", "server optimizer", "algorithm.server_optimizer"),
     "aggregator": ("Aggregators", "aggregator", "algorithm.aggregator"),
     "attack": ("Attacks", "attack", "attack"),

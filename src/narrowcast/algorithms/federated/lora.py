@@ -5,23 +5,33 @@ in Privacy-preserving Federated Learning, ICLR 2024 (arXiv:2403.12313), FFA-LoRA
 Finetuning of LLMs via Alternating Optimization of LoRA, NeurIPS 2025 (arXiv:2502.01755), RoLoRA; Bai et al., Federated
 Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources, NeurIPS 2024 (arXiv:2402.11505),
 FlexLoRA; Wang et al., FLoRA, NeurIPS 2024 (arXiv:2409.05976); Singhal, Ponkshe and Vepakomma, FedEx-LoRA, 2024
-(arXiv:2410.09432). Letters: A [r, i], B [o, r] the server's factors of a layer; A_u, B_u those of client u after its
-local steps; p_u its weight, of sum 1.
+(arXiv:2410.09432); Cho et al., Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models, EMNLP 2024
+(arXiv:2401.06432), HetLoRA. Letters: A [r, i], B [o, r] the server's factors of a layer; A_u, B_u those of client u
+after its local steps; p_u its weight, of sum 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT, SumLayout
+from narrowcast.algorithms.client.client_pass import Arrived, Contribution
+from narrowcast.algorithms.client.sums import SumLayout
+from narrowcast.algorithms.client.uploads import Message
 from narrowcast.algorithms.codecs.chain import refuse_stateful
 from narrowcast.algorithms.codecs.messages import DensePayload
+from narrowcast.algorithms.federated.adapter_ranks import (
+    RANK,
+    AdapterRanks,
+    column_mean,
+    in_columns,
+    trained_by_clients,
+    truncated_to,
+)
 from narrowcast.algorithms.federated.downloads import DOWNLOAD
 from narrowcast.algorithms.federated.fedavg import Averaging, dense_bits, model_of
 from narrowcast.algorithms.federated.merged_adapters import (
@@ -34,22 +44,29 @@ from narrowcast.algorithms.federated.merged_adapters import (
     stack,
     unmerged,
 )
+from narrowcast.algorithms.federated.rank_policy import RankPolicy
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
-from narrowcast.platform.contracts import Broadcast, LocalCall, Task
+from narrowcast.platform.config.catalog import RANK_POLICIES
+from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.adapted_layers import A, B, factor_pairs, initial_bound, is_factor
 from narrowcast.platform.models.adapters import Adapters
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.traits import Traits
-from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, PrefixedArrays
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates, PrefixedArrays
 
 _ROUND = DOWNLOAD.name("adapters round")
 _FROZEN = PrefixedArrays(SERVER_ONLY.name("frozen/"))
 """The factors that stay as drawn: they complete the global model, and are never sent."""
 
 
-def truncated(left: FloatArray, right: FloatArray, near: FloatArray) -> tuple[FloatArray, FloatArray]:
+def truncated(
+    left: FloatArray, right: FloatArray, near: FloatArray, *, turns: bool = True
+) -> tuple[FloatArray, FloatArray]:
     """Return B [o, r] and A [r, i] with the B A nearest to a product, where A has orthonormal rows nearest to `near`.
+
+    Unless it `turns`, the rows are the singular vectors, largest first, with signs like those of `near`: the first k
+    columns and rows are then the nearest product of rank k.
 
     The product left [o, k] @ right [k, i] is not formed: its singular vectors are those of a [k, k] matrix, by QR. Any
     orthonormal A of the same rows has the same product; the one nearest to the A of before does not hang on the signs
@@ -60,6 +77,9 @@ def truncated(left: FloatArray, right: FloatArray, near: FloatArray) -> tuple[Fl
     u, singular, v = np.linalg.svd(r_left @ r_right.T, full_matrices=False)
     rank = len(near)
     b, a = q_left @ (u * singular)[:, :rank], v[:rank] @ q_right.T
+    if not turns:
+        signs = np.where((a * near).sum(axis=1) < 0, -1.0, 1.0)
+        return b * signs, a * signs[:, np.newaxis]
     first, _, second = np.linalg.svd(near @ a.T)
     turn = first @ second
     return b @ turn.T, turn @ a
@@ -72,7 +92,7 @@ def product_norm(left: FloatArray, right: FloatArray) -> float:
 
 
 class LoRA(Averaging):
-    """Averaging of the factors of `model: adapters`: six methods as settings of one.
+    """Averaging of the factors of `model: adapters`: seven methods as settings of one.
 
     FedIT is the default: both factors are averaged, and the product of the means is not the mean of the products. FFA-
     LoRA is `share: b`: A stays as drawn from the seed. RoLoRA is `share: alternate`: clients train and send B in odd
@@ -82,15 +102,20 @@ class LoRA(Averaging):
     residual`: factors are averaged, and what the product of the means misses of the mean of the products is added to
     the frozen weights. Both are exact. Tensors of `model.also_trained` are averaged in every round.
 
+    With a `rank_policy` a client of rank k trains and sends the first k rows of A and columns of B. HetLoRA is
+    `combine: padded`: the missing ones count as zeros, and a client's weight is |B_u A_u|. The means of `factors` are
+    over the clients that have a row or column, `stack` has as many as were sent, and `product` orders them by their
+    singular values.
+
     A client that holds the model of an earlier round is sent what has changed since; what the seed gives is not sent.
     What is added to a weight is sent as factors, or as a matrix if that has fewer values; so is the sum of all that was
     added, to newcomers.
     The column `aggregation_error` is |B A - sum p_u B_u A_u| / |sum p_u B_u A_u| over all layers, of the server's
     factors after the round: with `combine: product`, or if it is asked for.
 
-    Differs from the papers: 1. all clients have one rank. 2. FlexLoRA's A is turned to be near that of the round
-    before. 3. FLoRA's A is drawn from the seed of the round, the same for all clients. 4. FedEx-LoRA's residual has
-    (K - 1) r columns.
+    Differs from the papers: 1. HetLoRA's clients do not prune their ranks, and the weights are those of each layer.
+    2. FlexLoRA's A is turned to be near that of the round before, unless clients have ranks. 3. FLoRA's A is drawn from
+    the seed of the round, the same for all clients. 4. FedEx-LoRA's residual has (K - 1) r columns.
     """
 
     kind: Literal["lora"] = "lora"
@@ -98,10 +123,14 @@ class LoRA(Averaging):
         "both",
         description="factors that are trained and sent: both, B alone, or B in odd rounds and A in even ones",
     )
-    combine: Literal["factors", "product", "stack", "residual"] = Field(
+    combine: Literal["factors", "padded", "product", "stack", "residual"] = Field(
         "factors",
-        description="mean of each factor; or, from those of each client: factors of the mean product; that product "
-        "added to the frozen weights, with new factors; the mean of factors, and what it misses added to these weights",
+        description="mean of each factor; or, from those of each client: their mean by the norms of the products, "
+        "padded with zeros; factors of the mean product; that product added to the frozen weights, with new factors; "
+        "the mean of factors, and what it misses added to these weights",
+    )
+    rank_policy: Annotated[RankPolicy, RANK_POLICIES] | None = Field(
+        None, description="choice of each client's rank in a round, at most model.rank; null: that, for all"
     )
     aggregation_error: bool = Field(
         False, description="report the column of that name where factors are averaged: the server keeps each client's"
@@ -109,16 +138,18 @@ class LoRA(Averaging):
 
     @model_validator(mode="after")
     def _of_one_method(self) -> Self:
-        combine = "" if self.combine == "factors" else f"combine = {self.combine}"
-        setting = "share = alternate" if self.share == "alternate" else combine
+        own_step = self.combine != "factors" or self.rank_policy is not None
         if self.share != "both" and self._reads_each:
-            made = combine or "aggregation_error = true"
-            raise ValueError(f"share = {self.share} has an exact mean of products, without {made}; leave one out")
-        moved = self.server_optimizer is not None or self.download is not None
-        if setting and moved:
+            raise ValueError(
+                f"share = {self.share} has an exact mean of products, without {self._setting}; leave one out"
+            )
+        if self.rank_policy is not None and self.combine == "residual":
+            raise ValueError("combine = residual is of factors of one rank; leave out rank_policy")
+        setting = "share = alternate" if self.share == "alternate" else self._setting * own_step
+        if setting and (self.server_optimizer is not None or self.download is not None):
             raise ValueError(f"{setting} goes without server_optimizer and download; leave them out")
-        if combine and (self.aggregator is not None or self.server_learning_rate != 1):
-            raise ValueError(f"{combine} is of the mean product; leave out aggregator and server_learning_rate")
+        if own_step and (self.aggregator is not None or self.server_learning_rate != 1):
+            raise ValueError(f"{setting} has a server step of its own; leave out aggregator and server_learning_rate")
         if self.share == "alternate" and self.aggregator is not None and self.aggregator.traits.remembers:
             raise ValueError("share = alternate has other tensors in each round; use an aggregator without memory")
         return self
@@ -134,8 +165,10 @@ class LoRA(Averaging):
         if task.model.factor != "both" and (self.share != "both" or self._reads_each):
             raise UserError(
                 f"model.factor = {task.model.factor} trains one factor, whose mean is exact; leave it out, or set "
-                "algorithm.share = both and algorithm.combine = factors"
+                "algorithm.share = both and algorithm.combine = factors, without rank_policy"
             )
+        if self.rank_policy is not None:
+            refuse_stateful(self.codec, "clients of another rank in the next round send other columns; leave it out")
         if self.share == "alternate":
             refuse_stateful(self.codec, "share = alternate sends other tensors in the next round; leave it out")
         if self.combine == "stack":
@@ -145,7 +178,16 @@ class LoRA(Averaging):
 
     @property
     def _reads_each(self) -> bool:
-        return self.combine != "factors" or self.aggregation_error
+        return self.combine != "factors" or self.aggregation_error or self.rank_policy is not None
+
+    @property
+    def _setting(self) -> str:
+        """The setting by which the server reads each client's factors, or has a step of its own; empty without one."""
+        if self.combine != "factors":
+            return f"combine = {self.combine}"
+        if self.rank_policy is not None:
+            return f"rank_policy = {self.rank_policy.kind}"
+        return "aggregation_error = true" if self.aggregation_error else ""
 
     @property
     def _merges(self) -> bool:
@@ -159,12 +201,12 @@ class LoRA(Averaging):
 
     @property
     def traits(self) -> Traits:
-        """Products need the factors of each client."""
+        """Products need the factors of each client, and their norms are weights whatever the draws."""
         traits = super().traits
         if not self._reads_each:
             return traits
-        setting = "aggregation_error = true" if self.combine == "factors" else f"combine = {self.combine}"
-        return replace(traits, needs_each=setting)
+        counts = traits.counts_draws and self.combine != "padded"
+        return replace(traits, needs_each=self._setting, counts_draws=counts)
 
     def _trains(self, name: str, round_index: int) -> bool:
         """Return whether clients train and send the tensor of this name in a round."""
@@ -200,14 +242,33 @@ class LoRA(Averaging):
         """Train from x, with the factors that stay as drawn and the frozen weights as they are now."""
         (call,) = super().local_calls(broadcast, chunk, task)
         server = {name: call.server.get(name, values) for name, values in task.initial_parameters().items()}
-        return [replace(call, server=server, terms=replace(call.terms, frozen=BASE.of(broadcast)))]
+        terms = replace(call.terms, frozen=BASE.of(broadcast))
+        if self.rank_policy is not None:
+            masks = AdapterRanks.of(server).columns(self.rank_policy, chunk, task).masks
+            terms = replace(terms, start=truncated_to(masks, server))
+        return [replace(call, server=server, terms=terms)]
+
+    def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
+        """Send the changes of what trains, of factors those of the client's rank."""
+        if self.rank_policy is None:
+            return super().message(broadcast, chunk, task, updates)
+        columns = AdapterRanks.of(model_of(broadcast)).columns(self.rank_policy, chunk, task)
+        return Message(in_columns(updates.changes), columns=columns)
+
+    def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
+        """Return the changes with the clients' weights, and their ranks."""
+        contribution = super().contribution(broadcast, chunk, task, arrived)
+        if arrived.columns is None:
+            return contribution
+        return replace(contribution, tensors=in_columns(arrived.tensors), each={RANK: arrived.columns.ranks})
 
     # Server half
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send x, or what the last round has changed of it."""
-        sent = super().broadcast(server, task, round_index)
-        model = model_of(server)
+        sent, model = super().broadcast(server, task, round_index), model_of(server)
+        if self.share == "alternate" or self.rank_policy is not None:
+            sent = replace(sent, arrays={**sent.arrays, _ROUND: np.array(round_index)})
         if self._merges:
             drawn = {name for name in model if self.combine == "stack" and is_factor(name)}
             means = {name: values for name, values in model.items() if name not in drawn}
@@ -220,23 +281,21 @@ class LoRA(Averaging):
         if self.share != "alternate":
             return sent
         last = {name: values for name, values in model.items() if self._trains(name, round_index - 1)}
-        return Broadcast(
-            {**sent.arrays, _ROUND: np.array(round_index)},
-            sent.full,
-            DensePayload.of(last) if round_index > 1 else None,
-        )
+        return replace(sent, update=DensePayload.of(last) if round_index > 1 else None)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step, and the frozen weights with what is added to them."""
         after = super().step(server, broadcast, total, task, round_index)
         if not self._merges:
             return after
-        shares, each = _of_clients(server, total)
+        shares, each, masks = trained_by_clients(model_of(server), total)
         product = stack if self.combine == "stack" else residual
         products, scales, drawn = {}, {}, {}
         for layer, (a, b) in factor_pairs(each).items() if len(shares) else ():
             rank, inputs = each[a].shape[1:]
-            products[layer] = product(shares, each[a], each[b])
+            left, right = product(shares, each[a], each[b])
+            sent = masks[b].reshape(-1)[: len(right)] if masks else slice(None)
+            products[layer] = left[:, sent], right[sent]
             scales[layer] = _adapters(task).alpha / rank
             if self.combine == "stack":
                 random = generator(task.seed, "factors " + a, round_index)
@@ -252,13 +311,23 @@ class LoRA(Averaging):
             if changes is None:
                 return None
             return {name: changes.get(name, np.zeros_like(values)) for name, values in model_of(server).items()}
-        shares, each = _of_clients(server, total)
+        shares, each, masks = trained_by_clients(model_of(server), total)
         if not len(shares):
             return None
         model = model_of(server)
         means = {name: np.tensordot(shares, values, 1) for name, values in each.items()}
-        for a, b in factor_pairs(model).values() if self.combine == "product" else ():
-            means[b], means[a] = truncated(*stack(shares, each[a], each[b]), near=model[a].astype(np.float64))
+        for a, b in factor_pairs(model).values():
+            if self.combine == "product":
+                left, right = stack(shares, each[a], each[b])
+                near = model[a].astype(np.float64)
+                means[b], means[a] = truncated(left, right, near, turns=self.rank_policy is None)
+            elif self.combine == "padded":
+                norms = np.array([product_norm(*pair) for pair in zip(each[b], each[a], strict=True)])
+                weights = norms / norms.sum() if norms.any() else shares
+                means |= {name: np.tensordot(weights, each[name], 1) for name in (a, b)}
+            elif masks:
+                means[a] = column_mean(shares, np.swapaxes(each[a], 1, 2), masks[a], model[a].T).T
+                means[b] = column_mean(shares, each[b], masks[b], model[b])
         return {name: (means[name] - values).astype(values.dtype) for name, values in model.items()}
 
     def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
@@ -269,7 +338,7 @@ class LoRA(Averaging):
         """Return the distance of the product of the server's factors from the mean product, relative to that."""
         if not self._reads_each:
             return {}
-        shares, each = _of_clients(before, total)
+        shares, each, _ = trained_by_clients(model_of(before), total)
         model, squares = model_of(after), np.zeros(2)
         for layer, (a, b) in factor_pairs(model).items() if len(shares) else ():
             left, right = stack(shares, each[a], each[b])
@@ -289,12 +358,26 @@ class LoRA(Averaging):
     # What the run asks of the settings
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """Return the size of each client's upload, [C], which is that of what trains; None with a codec."""
+        """Return the size of each client's upload, [C], which is that of what it trains; None with a codec."""
+        if self.rank_policy is not None and not self.codec:
+            sizes = AdapterRanks.of(model_of(broadcast))
+            ranks = sizes.chosen(self.rank_policy, task, clients, int(broadcast[_ROUND]))
+            return np.where((ranks > 0) & (task.data.examples[clients] > 0), sizes.bits[ranks], 0)
         if self.codec or self.share != "alternate":
             return super().upload_bits(broadcast, task, clients)
         round_index = int(broadcast[_ROUND])
         sent = {name: values for name, values in model_of(broadcast).items() if self._trains(name, round_index)}
         return dense_bits(sent, task, clients)
+
+    def download_bits(
+        self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
+    ) -> IntArray | None:
+        """Return the size of the columns that each recipient trains, [C]; None if it is sent all."""
+        policy = self.rank_policy
+        if policy is None or self._merges or policy.kind == "channel":
+            return super().download_bits(server, broadcast, task, recipients)
+        ranks = AdapterRanks.of(model_of(server))
+        return ranks.bits[ranks.chosen(policy, task, recipients.clients, recipients.round_index)]
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
         """Return a partial sum with its changes times `factor`; None where rounds have changes of other tensors."""
@@ -309,11 +392,3 @@ def _adapters(task: Task) -> Adapters:
     """Return the task's model, which `LoRA.check` has found to be one with adapters."""
     assert isinstance(task.model, Adapters), "check() has seen to it"
     return task.model
-
-
-def _of_clients(server: Arrays, total: Arrays) -> tuple[FloatArray, dict[str, NDArray[Any]]]:
-    """Return p_u [K] of the clients that delivered, and what they trained, [K, ...] in float64."""
-    each, model = EACH.of(total), model_of(server)
-    weights = np.asarray(each[WEIGHT], dtype=np.float64)
-    trained = {name: model[name] + np.asarray(change, np.float64) for name, change in TENSORS.of(each).items()}
-    return weights / max(weights.sum(), 1e-300), trained

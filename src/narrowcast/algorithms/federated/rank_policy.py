@@ -1,4 +1,4 @@
-"""Rank policies: how each client of SCoLR chooses its rank in a round, and the sizes by which it may choose.
+"""Rank policies: how each client chooses its rank in a round, and the sizes by which it may choose.
 
 Letters: r_g is the rank of the global update, r_u that of client u's.
 """
