@@ -2,8 +2,9 @@
 
 A step is forward, backward and SGD on a batch of 16 windows of 24 tokens, with adapters of rank 8 at queries and values
 of a BERT that is drawn, not downloaded. Rounds of one client of 32 steps, and 10 steps of a loop of peft and torch, are
-timed in turn; a round has the broadcast, the upload and the server's mean too. Memory is the most that a process of its
-own had, less what it had when data and base were there. Needs the packages of the extra `dev`.
+timed in turn, in seconds of the processor; a round has the broadcast, the upload and the server's mean too. Memory is
+the most that a process of its own had, less what it had when data and base were there. Needs the packages of the extra
+`dev`.
 
     python benchmarks/adapters.py [--repeats 5] [--width 384] [--layers 6]
 """
@@ -61,7 +62,7 @@ def seconds_here(run: Any) -> list[float]:
     from narrowcast.platform.rounds.loop import LocalBackend
     from narrowcast.platform.rounds.state import start
 
-    ends = [time.perf_counter() for _ in LocalBackend().run(run, start(run))]
+    ends = [time.process_time() for _ in LocalBackend().run(run, start(run))]
     steps = -(-int(run.task.data.examples.max()) // BATCH)
     return [(after - before) / steps for before, after in pairwise(ends)][:-1]
 
@@ -88,10 +89,10 @@ def peft_step(run: Any) -> Callable[[], None]:
 
 def seconds_of_peft(step: Callable[[], None]) -> float:
     """Return the mean seconds of some steps."""
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(STEPS):
         step()
-    return (time.perf_counter() - began) / STEPS
+    return (time.process_time() - began) / STEPS
 
 
 def most_memory(file: Path, width: int, layers: int, clients: int) -> tuple[float, float]:

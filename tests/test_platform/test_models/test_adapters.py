@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch
 from torch import Tensor, nn
 
 from command_line import narrowcast
@@ -159,6 +160,17 @@ class Encoder(nn.Module):
         return self.scores(self.layer(values.view(-1, 8, 8)).mean(1))
 
 
+class Shifted(nn.Sequential):
+    """A layer with a table that is made anew and that its file does not have."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(64, 10))
+        self.to(torch.bfloat16).register_buffer("table", torch.ones(10, dtype=torch.bfloat16), persistent=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values) + self.table
+
+
 def own(name: str, **arguments: Any) -> TorchModule:
     return TorchModule(factory=f"{__name__}:{name}", arguments=arguments)
 
@@ -178,6 +190,11 @@ def test_the_base_may_begin_with_the_weights_of_a_file(tmp_path: Path) -> None:
         model = Adapters(base=BASE, weights=str(place)).of_seed(0)
         model.check(DATA)
         assert np.array_equal(outputs_of(model, model.init_server(DATA, 0)), base_with(other, DATA.test.features))
+    half = Shifted()
+    save_torch(half.state_dict(), tmp_path / "half.safetensors")
+    model = Adapters(base=own("Shifted"), weights=str(tmp_path / "half.safetensors")).of_seed(0)
+    model.check(DATA)
+    assert torch.equal(skeleton(model, DATA).get_parameter("0.weight"), half[0].weight)
     with pytest.raises(UserError, match=r"1.bias is \[16\] there and \[8\] in mlp; give the tensors"):
         Adapters(base=MLP(hidden=(8,)), weights=str(tmp_path)).check(DATA)
     with pytest.raises(UserError, match="no model there"):

@@ -41,6 +41,7 @@ from narrowcast.platform.models.modules import (
     build_module,
     copy_of,
     named_tensors,
+    read_module,
     same_values,
     state_of,
     trained_of,
@@ -49,7 +50,6 @@ from narrowcast.platform.models.modules import (
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
 from narrowcast.platform.models.peft_files import read_peft, write_peft
-from narrowcast.platform.storage.disk import read_tensors
 from narrowcast.platform.types import Arrays
 
 _OF_THE_WRAPPER = ("loss", "metrics", "dtype", "statistics")
@@ -132,21 +132,22 @@ class Adapters(NeuralNetwork):
     def _read(self, module: nn.Module, source: Path) -> dict[str, Tensor]:
         """Return the tensors of a finished run's folder or of a file, which have to be those of the module."""
         try:
-            arrays, _ = read_tensors(source / MODEL if source.is_dir() else source)
+            tensors = read_module(source / MODEL if source.is_dir() else source)
         except (OSError, SafetensorError) as error:
             raise UserError(
                 f"model.weights = {source}: no model there ({error}); give the folder of a finished run, or a "
                 "safetensors file"
             ) from None
-        has = {name: tuple(values.shape) for name, values in arrays.items()}
-        needed = {name: tuple(tensor.shape) for name, tensor in named_tensors(module).items()}
+        state = module.state_dict()  # without buffers that are made anew, which nobody saves
+        has = {name: tuple(values.shape) for name, values in tensors.items()}
+        needed = {name: tuple(tensor.shape) for name, tensor in named_tensors(module).items() if name in state}
         other = [name for name in sorted(has.keys() | needed.keys()) if has.get(name) != needed.get(name)]
-        if other := [name for name in other if name in needed or name not in module.state_dict()]:
+        if other := [name for name in other if name in needed or name not in state]:
             raise UserError(
                 f"model.weights = {source}: {other[0]} is {_shape(has.get(other[0]))} there and "
                 f"{_shape(needed.get(other[0]))} in {kind_of(self.base)}; give the tensors of the same network"
             )
-        return {name: torch.from_numpy(arrays[name]) for name in needed}
+        return {name: tensors[name] for name in needed}
 
     def _targeted(self, module: nn.Module, also: Sequence[str]) -> dict[str, nn.Module]:
         """Return the layers whose weights are adapted, by the names of these."""

@@ -13,11 +13,13 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
@@ -205,6 +207,12 @@ def with_values(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
 def holding(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     """Return a copy of a module with these values of tensors that it does not train; without any, the module itself."""
     return with_values(copy_of(module, own=values), values) if values else module
+
+
+def read_module(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, in any of torch's types; raise `SafetensorError` if it is damaged."""
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def state_of(module: nn.Module) -> dict[str, np.ndarray]:

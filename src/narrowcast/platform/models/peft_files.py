@@ -14,14 +14,14 @@ from math import isclose, sqrt
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from narrowcast.platform.config.trust import read_json
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.adapted_layers import A, AdaptedConv1D, B, adapted_layers, is_factor
-from narrowcast.platform.models.modules import named_tensors, trained_of
+from narrowcast.platform.models.modules import named_tensors, read_module, trained_of
 from narrowcast.platform.storage.disk import readable, write_atomically
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -143,8 +143,8 @@ def read_peft(folder: Path, module: nn.Module) -> dict[str, Tensor]:
 def _opened(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     remedy = f"model.adapter is a folder with {CONFIG} and {TENSORS}, as save_pretrained of peft writes them"
     config = read_json(folder / CONFIG, remedy)
-    with readable(folder / TENSORS, (OSError, SafetensorError), remedy), safe_open(folder / TENSORS, "pt") as file:
-        return config, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    with readable(folder / TENSORS, (OSError, SafetensorError), remedy):
+        return config, read_module(folder / TENSORS)
 
 
 def _named(name: str, where: str) -> str:
