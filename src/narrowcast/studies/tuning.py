@@ -135,6 +135,25 @@ def chosen(rows: Rows, cell: TunedCell[Any], tuning_seeds: int = 1) -> RunSpec |
     return cell.test(results) if results else None
 
 
+def climbed(
+    start: PointT, neighbours: Callable[[PointT], Sequence[PointT]], reached: Callable[[PointT], float | None]
+) -> tuple[PointT | None, list[PointT]]:
+    """Return the best point, None while the search is not finished; and all that it tried or tries next.
+
+    The search goes to the neighbour that reached most until none is better; a point that has not been tried has None.
+    """
+    centre, tried = start, list[PointT]()
+    while True:
+        around = [centre, *neighbours(centre)]
+        tried += [point for point in around if point not in tried]
+        values = [value for value in map(reached, around) if value is not None]
+        if len(values) < len(around):
+            return None, tried
+        if (best := around[values.index(max(values))]) == centre:
+            return centre, tried
+        centre = best
+
+
 def searched(
     rows: Rows,
     start: PointT,
@@ -143,21 +162,13 @@ def searched(
     metric: str,
     seeds: int,
 ) -> tuple[PointT | None, list[PointT]]:
-    """Return the best point, None while the search is not finished; and all that it tried or tries next.
+    """Return what `climbed` does for the sum of the metric over the seeds of each point's run."""
 
-    The search goes to the best neighbour, by the mean of the metric over the seeds, until none is better.
-    """
-    centre, tried = start, list[PointT]()
-    while True:
-        around = [centre, *neighbours(centre)]
-        tried += [point for point in around if point not in tried]
-        runs = [finished(rows, tuning(point), seeds) for point in around]
-        if not all(runs):
-            return None, tried
-        reached = [sum(run["final"].get(metric, 0.0) for run in of_point) for of_point in runs]
-        if (best := around[reached.index(max(reached))]) == centre:
-            return centre, tried
-        centre = best
+    def reached(point: PointT) -> float | None:
+        runs = finished(rows, tuning(point), seeds)
+        return sum(run["final"].get(metric, 0.0) for run in runs) if runs else None
+
+    return climbed(start, neighbours, reached)
 
 
 def finished_cells(
