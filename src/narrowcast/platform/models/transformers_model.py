@@ -65,7 +65,9 @@ class TransformersModel(NeuralNetwork):
         module: Any
         if self.path is not None:
             folder = located(self.path, "path", "model")
-            settings = {**sizes, **self.config, "local_files_only": True, "use_safetensors": True}
+            attention = "sdpa" if kind._supports_sdpa else "eager"  # a folder's may name a kernel to download
+            settings = {**sizes, "attn_implementation": attention, **self.config}
+            settings |= {"local_files_only": True, "use_safetensors": True}
             with _quiet(transformers.utils.logging):
                 module, found = kind.from_pretrained(folder, **settings, output_loading_info=True)
             if len(found["missing_keys"]) >= len(module.state_dict()):
@@ -81,7 +83,13 @@ class TransformersModel(NeuralNetwork):
 
 def _class_of(library: Any, name: str) -> Any:
     """Return a class of models; raise `UserError` if the library has none of this name."""
-    kind = getattr(library, name, None)
+    try:
+        kind = getattr(library, name, None)
+    except ImportError as error:
+        raise UserError(
+            f"model.architecture = {name}: transformers cannot import it ({error.__cause__ or error}); if that is of "
+            "torchvision, install its build for this torch, or uninstall it"
+        ) from error
     if not isinstance(kind, type) or not issubclass(kind, library.PreTrainedModel):
         raise UserError(
             f"model.architecture = {name} is no model of transformers {library.__version__}; use one that returns "
