@@ -11,7 +11,7 @@ import pytest
 from command_line import narrowcast
 from narrowcast.studies.results import as_text
 from narrowcast.studies.tables import MeasuredTable, Measurements
-from narrowcast_papers.gossip import selection
+from narrowcast_papers.gossip import links, selection
 from narrowcast_papers.gossip.consensus import CLIENTS, Vectors, measure_mixing
 from narrowcast_papers.gossip.digits import TEST_SEEDS, TUNING_SEEDS, AllImages, measured, outcomes
 from narrowcast_papers.gossip.methods import Method, planned
@@ -59,6 +59,21 @@ def test_a_method_is_tested_where_three_other_seeds_have_the_least_loss() -> Non
     assert [choice.at_edge for choice in methods["b"].choices(lines, "b")] == [False]
 
 
+def test_the_break_even_of_links_is_the_ratio_of_the_seconds_to_the_target() -> None:
+    def curve(method: str, gamma: float, late: int) -> list[Row]:
+        return [
+            row(seed=seed, method=method, rate=6.4, gamma=gamma, loss=1.0, accuracy=accuracy, seconds=seconds)
+            | row(megabits=1.0, megabits_down=seconds)
+            for seed in TEST_SEEDS
+            for accuracy, seconds in ((0.5, 1.0), (0.86, (seed + 2.0) * late), (0.9, 99.0))
+        ]
+
+    served = curve(links.FEDAVG, 0, 1) + curve(links.CODED, 0, 1)
+    verdicts = {each.what: each for each in links.judge_links(served, curve("D-PSGD", 0, 3))}
+    assert verdicts["D-PSGD, ring"].difference == "3 (3 to 3)"
+    assert verdicts[links.FEDAVG].by_seed == (2.0, 3.0, 4.0, 5.0, 6.0)
+
+
 def test_fedcs_fills_rounds_of_unequal_clients_with_more_uploads_than_a_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -70,7 +85,7 @@ def test_fedcs_fills_rounds_of_unequal_clients_with_more_uploads_than_a_deadline
     assert max(float(end["seconds"]) for end in ends.values()) <= 4.0
 
 
-@pytest.mark.parametrize("name", ["choco-consensus", "fedcs"])
+@pytest.mark.parametrize("name", ["choco", "choco-consensus", "gossip-links", "fedcs"])
 def test_the_published_table_has_every_run(name: str, tmp_path: Path) -> None:
     table = targets()[name].table()
     assert isinstance(table, MeasuredTable)

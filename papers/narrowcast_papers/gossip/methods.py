@@ -55,10 +55,9 @@ class Method:
         if best is None:
             return []
         grids = [tuple(sorted(set(values))) for values in zip(*tried, strict=True)]
-        # No gamma above 1 is allowed: 1 is no edge beyond which a better one lies.
         return [
-            Choice(what, name, value, (*grid, np.inf) if value == GAMMAS[-1] and name == "gamma" else grid, 3)
-            for name, value, grid in zip(("rate", "gamma"), best, grids, strict=False)
+            Choice(what, name, value, grid, len(TUNING_SEEDS), most=most)
+            for name, value, grid, most in zip(("rate", "gamma"), best, grids, (np.inf, GAMMAS[-1]), strict=False)
         ]
 
 

@@ -126,9 +126,10 @@ class Measurements:
         return (*self.key, *self.values)
 
     def read(self, folders: Iterable[Path]) -> Lines:
-        """Return the lines in the files of these folders but for those that were cut."""
+        """Return the lines in the files of these folders, once each, but for those that were cut."""
         lines = read_lines(*(folder / self.file for folder in folders))
-        return [line for line in lines if line[self.columns[-1]] is not None]
+        whole = (line for line in lines if line[self.columns[-1]] is not None)
+        return list({tuple(map(line.get, self.columns)): line for line in whole}.values())
 
     def missing(self, lines: Lines) -> Iterator[tuple[Any, ...]]:
         """Yield the keys of measurements that the lines lack."""

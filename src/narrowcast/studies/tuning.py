@@ -36,7 +36,8 @@ CellT = TypeVar("CellT", bound="TunedCell[Any]")
 class Choice:
     """A value that was chosen from a grid on validation results of some seeds.
 
-    `what` names the cell of the table, `name` the value. There is no value below `least`, which is no edge.
+    `what` names the cell of the table, `name` the value. There is no value below `least` nor above `most`, which are no
+    edges.
     """
 
     what: str
@@ -45,11 +46,12 @@ class Choice:
     grid: tuple[float, ...]
     seeds: int
     least: float = -math.inf
+    most: float = math.inf
 
     @property
     def at_edge(self) -> bool:
         """Return whether a better value may lie beyond the grid."""
-        return self.value == max(self.grid) or self.least < self.value == min(self.grid)
+        return self.value == max(self.grid) < self.most or self.least < self.value == min(self.grid)
 
     @property
     def words(self) -> str:
