@@ -1,0 +1,1 @@
+"""Adapters of a transformer, over links that count every bit."""
