@@ -2,8 +2,8 @@
 
 The clients are the 22 presidents by party since 1900, of whom 6 take part in each of 12 rounds. Ranks give the methods
 about the same uplink: a single factor has twice the rank of two. The learning rate of a method is the best on
-validation text of three seeds that are not test seeds: from three rates to the next ones, until the best is not at the
-edge.
+validation text of three seeds that are not test seeds: from one rate to the next ones, until neither neighbour is
+better.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.runs.significance import compare_paired
 from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.tables import MeasuredTable, Measurements
+from narrowcast.studies.tuning import climbed, one_step_away
 from narrowcast.studies.verdicts import PaperVerdict, bounds_of, corrected, mean_and_spread
 
 FILE = "lora-sotu.csv"
 ROUNDS, BASE_ROUNDS, EVERY = 12, 4, 2
 TEST_SEEDS, TUNING_SEEDS = tuple(range(5)), (100, 101, 102)
-FIRST_RATES, FACTOR = (0.03, 0.1, 0.3), 10**0.5
+RATES, FIRST_RATE = (0.003, 0.03 / 10**0.5, 0.03, 0.1, 0.3, 0.3 * 10**0.5, 3.0), 0.1
+"""About a factor of the square root of ten apart."""
 SIGNIFICANT = 0.05
 TRANSFORMER: Mapping[str, Any] = {"kind": "transformer", "width": 64, "heads": 4, "layers": 2}
 REFERENCE = "FedIT"
@@ -127,39 +129,38 @@ def measure(seed: int, method: str, rate: float) -> Iterator[Line]:
             }
 
 
-def best_rate(lines: Lines, method: str, rates: list[float]) -> float | None:
-    """Return the rate with the least mean perplexity on validation text; None before all tuning runs are there."""
-    of_rates = {
-        rate: [
+def searched(lines: Lines, method: str) -> tuple[float | None, list[float]]:
+    """Return the rate of the least perplexity on validation text, None before all runs that tell; and all rates."""
+
+    def reached(point: tuple[float, ...]) -> float | None:
+        values = [
             float(line["validation"])
             for line in lines
             if line["method"] == method
             and int(line["seed"]) in TUNING_SEEDS
             and int(line["round"]) == ROUNDS
-            and np.isclose(float(line["rate"]), rate)
+            and np.isclose(float(line["rate"]), point[0])
         ]
-        for rate in rates
-    }
-    if any(len(values) < len(TUNING_SEEDS) for values in of_rates.values()):
-        return None
-    means = {rate: float(np.mean(values)) for rate, values in of_rates.items()}
-    return min(means, key=lambda rate: means[rate] if np.isfinite(means[rate]) else np.inf)
+        if len(values) < len(TUNING_SEEDS):
+            return None
+        return -mean if np.isfinite(mean := float(np.mean(values))) else -np.inf
+
+    start: tuple[float, ...] = (FIRST_RATE,)
+    best, tried = climbed(start, lambda point: one_step_away(point, (RATES,)), reached)
+    return None if best is None else best[0], [rate for (rate,) in tried]
 
 
 def planned(lines: Lines) -> Iterator[tuple[int, str, float]]:
     """Yield the runs that choose the rate of each method, then those of the test seeds with it."""
-    rates = {method: list(FIRST_RATES) for method in METHODS}
-    for method, tried in rates.items():
-        while (best := best_rate(lines, method, tried)) is None or best in (min(tried), max(tried)):
+    chosen = dict[str, float]()
+    for method in METHODS:
+        while method not in chosen:
+            best, tried = searched(lines, method)
+            yield from ((seed, method, rate) for seed in TUNING_SEEDS for rate in tried)
             if best is not None:
-                tried.append(best / FACTOR if best == min(tried) else best * FACTOR)
-            for seed in TUNING_SEEDS:
-                yield from ((seed, method, rate) for rate in tried)
+                chosen[method] = best
     for seed in TEST_SEEDS:
-        for method, tried in rates.items():
-            best = best_rate(lines, method, tried)
-            assert best is not None, "its runs were made"
-            yield seed, method, best
+        yield from ((seed, method, rate) for method, rate in chosen.items())
 
 
 def by_seed(lines: Lines, method: str, column: str, of_round: int = ROUNDS) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.studies.results import Line, Lines, as_text
-from narrowcast.studies.tuning import Choice, climbed
+from narrowcast.studies.tuning import Choice, climbed, one_step_away
 from narrowcast_papers.gossip.digits import TEST_SEEDS, TUNING_SEEDS
 
 Point = tuple[float, ...]
@@ -33,12 +33,7 @@ class Method:
 
     def neighbours(self, point: Point) -> Sequence[Point]:
         """Return the points with one value one step down or up its ladder."""
-        around = list[Point]()
-        for place, (value, ladder) in enumerate(zip(point, (RATES, GAMMAS), strict=False)):
-            index = ladder.index(value)
-            others = ladder[max(0, index - 1) : index] + ladder[index + 1 : index + 2]
-            around += [(*point[:place], other, *point[place + 1 :]) for other in others]
-        return around
+        return one_step_away(point, (RATES, GAMMAS)[: len(point)])
 
     def searched(self, lines: Lines) -> tuple[Point | None, list[Point]]:
         """Return the point of the least mean loss over the tuning seeds, None before all runs that tell; and all."""

@@ -17,7 +17,7 @@ from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.runs.significance import compare_paired, paired_interval
 from narrowcast.studies.results import Line, Lines, as_text
 from narrowcast.studies.tables import MeasuredTable, Measurements
-from narrowcast.studies.tuning import Choice, climbed, tuning_verdict
+from narrowcast.studies.tuning import Choice, climbed, one_step_away, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, bounds_of, corrected, mean_and_spread
 from narrowcast_papers.gossip.digits import TEST_SEEDS, TUNING_SEEDS, VALIDATION_SHARE, split_of
 
@@ -60,13 +60,7 @@ class Choosing:
 
     def neighbours(self, point: Point) -> list[Point]:
         """Return the points with one value one step down or up its ladder."""
-        rate, own = (ladder.index(value) for ladder, value in zip((RATES, self.ladder), point, strict=True))
-        steps = ((rate - 1, own), (rate + 1, own), (rate, own - 1), (rate, own + 1))
-        return [
-            (RATES[first], self.ladder[second])
-            for first, second in steps
-            if 0 <= first < len(RATES) and 0 <= second < len(self.ladder)
-        ]
+        return [(rate, own) for rate, own in one_step_away(point, (RATES, self.ladder))]
 
 
 METHODS: Mapping[str, Choosing] = {

@@ -14,7 +14,7 @@ from string import Template
 from narrowcast.studies.execution import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
-from narrowcast.studies.tuning import TUNING_SEED, searched
+from narrowcast.studies.tuning import TUNING_SEED, one_step_away, searched
 
 FASHION, WATCH, MOVIELENS = "personal-fashion", "personal-watch", "personal-movielens"
 METRIC = "accuracy.mean"
@@ -123,14 +123,8 @@ class Method:
 
     def neighbours(self, point: Point) -> tuple[Point, ...]:
         """Return the points with one value one step down or up its ladder."""
-        around = []
-        for place, (value, ladder) in enumerate(zip(point, self.ladders.values(), strict=True)):
-            index = ladder.index(value)
-            for other in ladder[max(0, index - 1) : index] + ladder[index + 1 : index + 2]:
-                moved = (*point[:place], other, *point[place + 1 :])
-                if _stable(dict(zip(self.ladders, moved, strict=True))):
-                    around.append(moved)
-        return tuple(around)
+        around = one_step_away(point, tuple(self.ladders.values()))
+        return tuple(moved for moved in around if _stable(dict(zip(self.ladders, moved, strict=True))))
 
 
 def _stable(values: Values) -> bool:

@@ -137,6 +137,16 @@ def chosen(rows: Rows, cell: TunedCell[Any], tuning_seeds: int = 1) -> RunSpec |
     return cell.test(results) if results else None
 
 
+def one_step_away(point: tuple[float, ...], ladders: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """Return the points with one value one step down or up its ladder."""
+    around = list[tuple[float, ...]]()
+    for place, (value, ladder) in enumerate(zip(point, ladders, strict=True)):
+        step = ladder.index(value)
+        others = (*ladder[max(0, step - 1) : step], *ladder[step + 1 : step + 2])
+        around += [(*point[:place], other, *point[place + 1 :]) for other in others]
+    return around
+
+
 def climbed(
     start: PointT, neighbours: Callable[[PointT], Sequence[PointT]], reached: Callable[[PointT], float | None]
 ) -> tuple[PointT | None, list[PointT]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -35,6 +35,16 @@ def layers_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name]
 
 
+def _is_sequence(module: nn.Module) -> TypeGuard[nn.Sequential]:
+    """Return whether the module calls its layers one after the other, and does nothing else."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def trains_faster_at_once(module: nn.Module) -> bool:
+    """Return whether the clients of a chunk are known to train faster as one batched program than one by one."""
+    return gains_from_batching(module) or is_adapted_chain(module) or is_embedded_chain(module)
+
+
 @lru_cache(maxsize=4)
 def gains_from_batching(module: nn.Module) -> bool:
     """Return whether the module is a chain of linear and elementwise layers; it batches into a few matrix products.
@@ -43,7 +53,7 @@ def gains_from_batching(module: nn.Module) -> bool:
     hooks, a forward pass of its own, or a flattening anywhere but before the first linear layer. The module must not
     change afterwards.
     """
-    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+    if not _is_sequence(module):
         return False
     kinds = [type(layer) for layer in module]
     if has_half_types(module) or any(kind not in (nn.Linear, nn.Flatten, *_ELEMENTWISE) for kind in kinds):
@@ -65,7 +75,7 @@ def gains_from_batching(module: nn.Module) -> bool:
 @lru_cache(maxsize=4)
 def is_embedded_chain(module: nn.Module) -> bool:
     """Return whether the module is an embedding and then a chain that gains from batching."""
-    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward or len(module) < 2:
+    if not _is_sequence(module) or len(module) < 2:
         return False
     rows = module[0]
     if type(rows) is not nn.Embedding or any(getattr(rows, hook) for hook in _HOOKS) or not rows.weight.requires_grad:
@@ -80,7 +90,7 @@ def is_adapted_chain(module: nn.Module) -> bool:
 
     Clients that train at once share the products of its frozen weights. The module must not change afterwards.
     """
-    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+    if not _is_sequence(module):
         return False
     kinds = {type(layer) for layer in module}
     known = {nn.Linear, AdaptedLinear, nn.Flatten, *_ELEMENTWISE}

@@ -29,11 +29,9 @@ from narrowcast.algorithms.local_training.gradients import (
     batched_forward,
     callable_of,
     chain_gradient,
-    gains_from_batching,
-    is_adapted_chain,
-    is_embedded_chain,
     to_array,
     to_tensor,
+    trains_faster_at_once,
 )
 from narrowcast.algorithms.local_training.network import (
     Loader,
@@ -489,8 +487,8 @@ class NetworkTraining(Training, Section):
         if trial.draws or trial.statistics:
             return "per_client"
         module = module_of(task)
-        gains = chain_gradient(module, network_of(task).loss_on(task.data)) is not None or gains_from_batching(module)
-        gains = gains or is_adapted_chain(module) or is_embedded_chain(module)
+        gains = chain_gradient(module, network_of(task).loss_on(task.data)) is not None
+        gains = gains or trains_faster_at_once(module)
         return "batched" if gains or (self.device == "cuda" and _batchable(task) is None) else "per_client"
 
 

@@ -15,7 +15,7 @@ from narrowcast.platform.data.rating_matrix import Entries, ExplicitRatings
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import IntArray
+from narrowcast.platform.types import FloatArray, IntArray
 
 _FIELDS_HERE = {"validation_share": 0.0, "validation_last": 0, "clients": None}
 """Fields of `ratings` with the values they keep: the data set has them itself."""
@@ -64,8 +64,10 @@ class RatedItems(Classification):
                 )
             known = np.sort(generator(self.seed or 0, "users").choice(known, clients, replace=False))
         train, test = (_of_users(matrix.part(split), known) for split in ("train", "test"))
-        classes = np.unique(matrix.values) if self.liked_from is None else np.array([False, True])
-        labelled = [Labelled(part.items[:, None], self._classes(part, classes)) for part in (train, test)]
+        classes = np.unique(self._graded(matrix.values))
+        labelled = [
+            Labelled(part.items[:, None], np.searchsorted(classes, self._graded(part.values))) for part in (train, test)
+        ]
         if len(np.unique(np.concatenate([part.labels for part in labelled]))) < 2:
             raise UserError(f"{matrix.name}: all ratings are of one class; change data.liked_from")
         data = self._dealt(
@@ -79,11 +81,9 @@ class RatedItems(Classification):
         )
         return replace(data, n_items=matrix.n_items)
 
-    def _classes(self, part: Entries, classes: NDArray[Any]) -> IntArray:
-        """Return the class of each rating, [n]."""
-        if self.liked_from is None:
-            return np.searchsorted(classes, part.values)
-        return (part.values >= self.liked_from).astype(np.int64)
+    def _graded(self, ratings: FloatArray) -> NDArray[Any]:
+        """Return the ratings, or whether each is one of what a user likes, [n]."""
+        return ratings if self.liked_from is None else ratings >= self.liked_from
 
 
 def _of_users(part: Entries, known: IntArray) -> Entries:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from math import sqrt
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ _CONV1D = "transformers.pytorch_utils.Conv1D"
 class Adapted(nn.Module):
     """A layer with outputs (W0 + s B A) x + b, whose weight is not added up with the product of its factors."""
 
+    transposed: ClassVar[bool] = False
+    """Whether the layer holds W0 as [i, o]."""
     weight: Tensor
     scale: float
 
@@ -36,7 +38,7 @@ class Adapted(nn.Module):
     def merged_weight(self) -> Tensor:
         """Return W0 + s B A, as the layer holds it."""
         product = self.scale * (getattr(self, B) @ getattr(self, A))
-        return (self.weight + (product.T if isinstance(self, AdaptedConv1D) else product)).detach()
+        return (self.weight + (product.T if self.transposed else product)).detach()
 
 
 class AdaptedLinear(Adapted, nn.Linear):
@@ -49,6 +51,7 @@ class AdaptedLinear(Adapted, nn.Linear):
 class AdaptedConv1D(Adapted):
     """The linear layer of GPT-2 in transformers, which holds W0 transposed, [i, o]."""
 
+    transposed: ClassVar[bool] = True
     bias: Tensor
 
     def _frozen(self, inputs: Tensor) -> Tensor:
@@ -75,7 +78,7 @@ def adapt(layer: nn.Module, rank: int, alpha: float, trained: Collection[str]) -
     """
     kind, weight = adapted_kind(layer), layer.get_parameter(WEIGHT)
     assert kind is not None, "the caller has seen to it"
-    outputs, inputs = reversed(weight.shape) if kind is AdaptedConv1D else weight.shape
+    outputs, inputs = reversed(weight.shape) if kind.transposed else weight.shape
     rank = min(rank, inputs, outputs)
     factors = {A: torch.zeros(rank, inputs), B: torch.zeros(outputs, rank)}
     nn.init.kaiming_uniform_(factors[A if B in trained else B], a=sqrt(5))

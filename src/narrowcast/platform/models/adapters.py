@@ -27,7 +27,6 @@ from narrowcast.platform.models.adapted_layers import (
     WEIGHT,
     A,
     Adapted,
-    AdaptedConv1D,
     B,
     adapt,
     adapted_kind,
@@ -219,7 +218,7 @@ class Adapters(NeuralNetwork):
         """
         module = skeleton(self, data)
         layers = _mergeable(module)
-        if transposed := [name for name, layer in layers.items() if isinstance(layer, AdaptedConv1D)]:
+        if transposed := [name for name, layer in layers.items() if layer.transposed]:
             raise UserError(
                 f"{transposed[0]} of Conv1D is held transposed, and no product is added to it in training; use a "
                 "method that averages the factors, or other model.targets"

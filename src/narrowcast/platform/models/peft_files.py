@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from narrowcast.platform.config.trust import read_json
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.adapted_layers import A, AdaptedConv1D, B, adapted_layers, is_factor
+from narrowcast.platform.models.adapted_layers import A, B, adapted_layers, is_factor
 from narrowcast.platform.models.modules import named_tensors, read_module, trained_of
 from narrowcast.platform.storage.disk import readable, write_atomically
 
@@ -73,7 +73,7 @@ def write_peft(module: nn.Module, rank: int, alpha: float, folder: Path) -> Path
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": any(isinstance(layer, AdaptedConv1D) for layer in layers.values()),
+        "fan_in_fan_out": any(layer.transposed for layer in layers.values()),
         "target_modules": _selecting(names, module),
         "rank_pattern": {f"^{re.escape(name)}": its for name, its in ranks.items() if its != rank},
         "modules_to_save": whole or None,
