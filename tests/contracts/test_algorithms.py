@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from narrowcast.laws import algorithm_laws, registries
-from narrowcast.laws.algorithm_laws import CODECS, LAWS, UNCODED, AlgorithmCase
+from narrowcast.laws import algorithm_cases, algorithm_laws, registries
+from narrowcast.laws.algorithm_cases import CODECS, AlgorithmCase
+from narrowcast.laws.algorithm_laws import LAWS, UNCODED
 from narrowcast.laws.execution_laws import SUM_LAWS
 from narrowcast.platform.compiled import one_thread
 from narrowcast.platform.config.catalog import ALGORITHMS
@@ -27,12 +28,13 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "-residual": {"combine": "residual"},
         "-padded": {"combine": "padded", "rank_policy": "uniform"},
         "-ranks": {"rank_policy": "uniform"},
+        "-refined": {"combine": "refined"},
     },
 }
 """Values, besides the defaults, with which algorithms are tried: fewer directions than there are, another sum."""
 WITHOUT_CODECS = {"fedma", "local", "dynamic_averaging"}
 """Algorithms whose clients send no changes, or nothing."""
-OF_ADAPTERS = ("-stack", "-residual", "-padded", "-ranks")
+OF_ADAPTERS = ("-stack", "-residual", "-padded", "-ranks", "-refined")
 """Settings of `lora` that tests of adapters try in CI by some laws."""
 ON_CONVOLUTIONS = {"fedavg", "scolr"}
 """Algorithms that CI tries on convolutions, the dearest models: a sum of changes, and factors of them."""
@@ -50,7 +52,7 @@ def cases(codecs: Mapping[str, list[Any]] = CODECS) -> Iterator[tuple[str, Algor
                 with suppress(ValidationError):
                     of_codec = {"codec": stages} if stages or "codec" in algorithm.model_fields else {}
                     variants[codec + suffix] = algorithm.model_validate({**of_codec, **fields})
-        for label, case in algorithm_laws.cases(variants).items():
+        for label, case in algorithm_cases.cases(variants).items():
             yield f"{kind}-{label}", case
 
 
@@ -59,7 +61,7 @@ FLOAT32 = dict(cases({"float32": []}))
 REMEMBERING = {
     f"{kind}-{label}": case
     for kind, algorithm in ALGORITHMS.items()
-    for label, case in algorithm_laws.cases(algorithm_laws.server_variants(algorithm())).items()
+    for label, case in algorithm_cases.cases(algorithm_cases.server_variants(algorithm())).items()
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from digits import digits, make_task, plain_client, relative_error, run
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.extend import PartlyShared
-from narrowcast.laws import algorithm_laws
+from narrowcast.laws import algorithm_cases
 from narrowcast.laws.law import evaluate_laws
 from narrowcast.laws.registries import LAWS
 from narrowcast.platform.errors import UserError
@@ -36,9 +36,9 @@ def example(module: str, **fields: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("module", sampled(NAMES, {"fedrep", "dp_fedavg"}))
 def test_it_keeps_the_laws_of_algorithms_on_a_network(module: str) -> None:
-    variants = algorithm_laws.variants(example(module))
+    variants = algorithm_cases.variants(example(module))
     cases = {
-        label: algorithm_laws.AlgorithmCase(variant, MLP(hidden=(16,)))
+        label: algorithm_cases.AlgorithmCase(variant, MLP(hidden=(16,)))
         for label, variant in variants.items()
         if label in ("float32", "feedback")
     }
@@ -113,7 +113,7 @@ def test_attackers_send_the_opposite_and_pay_what_all_do() -> None:
 
 def test_attackers_of_item_rows_keep_the_laws_of_algorithms() -> None:
     attacked = importlib.import_module("sign_flip").SignFlipRows(rank=4)
-    cases = {"float32": algorithm_laws.AlgorithmCase(attacked, algorithm_laws.MODELS["matrix_factorisation"])}
+    cases = {"float32": algorithm_cases.AlgorithmCase(attacked, algorithm_cases.MODELS["matrix_factorisation"])}
     broken = {verdict.law: verdict.reason for verdict in evaluate_laws(LAWS["algorithm"].laws, cases) if verdict.reason}
     assert not broken
 

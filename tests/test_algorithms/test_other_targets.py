@@ -15,7 +15,7 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.low_rank import SCoLR
 from narrowcast.algorithms.local_training.gradients import batched_forward, chain_gradient
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.laws import algorithm_laws
+from narrowcast.laws import algorithm_cases, algorithm_laws
 from narrowcast.laws.small_tasks import N_CLIENTS, numbers, sequences
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.measures import CrossEntropy, Huber
@@ -39,7 +39,7 @@ def task_on(targets: str, **training: Any) -> Task:
 
 
 @dataclass(frozen=True)
-class OnOtherTargets(algorithm_laws.AlgorithmCase):
+class OnOtherTargets(algorithm_cases.AlgorithmCase):
     """An algorithm on numbers or tokens."""
 
     targets: str = "numbers"

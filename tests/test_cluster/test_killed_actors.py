@@ -80,6 +80,18 @@ SERVER_STATE = {
     }.items()
 } | {"fedma": ("fedavg-digits", [*DIGITS, "rounds=5", "algorithm=fedma", "data.clients=20", "model.hidden=[30]"])}
 
+# Adapters whose server moves the frozen weights, and whose clients have ranks of their own.
+ADAPTED = {
+    name: (
+        "fedavg-digits",
+        [
+            *(*DIGITS, "rounds=4", "model={kind: adapters, base: {kind: mlp, hidden: [30]}, rank: 4}"),
+            f"algorithm={{kind: lora, {fields}}}",
+        ],
+    )
+    for name, fields in {"stack": "combine: stack", "padded": "combine: padded, rank_policy: uniform"}.items()
+}
+
 # Clients whose networks are of three architectures and stay with them, measured one by one.
 OWN_NETWORKS = {
     "fedmd": (
@@ -207,7 +219,7 @@ LIKE_ANOTHER = {
         "ditto",
     ),
     *("fedmd", "fedmavg"),
-    *("kind: ckks", "kind: masked"),
+    *("kind: ckks", "kind: masked", "padded"),
 }
 """Cases of which another has the kind of state, of clients, of the server and of keys, for `make thorough`."""
 KEPT_BY_CLIENTS = {**STATEFUL, **OWN_NETWORKS, **FADING}
@@ -226,9 +238,12 @@ def test_client_states_and_memories(case: str) -> None:
     assert all(values.any() for values in last.clients.values())
 
 
-@pytest.mark.parametrize("case", sampled(SERVER_STATE, SERVER_STATE.keys() - LIKE_ANOTHER))
+OF_SERVERS = {**SERVER_STATE, **ADAPTED}
+
+
+@pytest.mark.parametrize("case", sampled(OF_SERVERS, OF_SERVERS.keys() - LIKE_ANOTHER))
 def test_states_of_the_server(case: str) -> None:
-    same_with_kills(*SERVER_STATE[case], A_HOST)
+    same_with_kills(*OF_SERVERS[case], A_HOST)
 
 
 @pytest.mark.parametrize("case", sampled(GIST, GIST.keys() - LIKE_ANOTHER))

@@ -84,7 +84,8 @@ QUICK = {
 """Pages that take less than ten seconds."""
 LONG = {
     *("experiments", "howto/benchmark-solvers", "howto/compare-methods", "howto/compress-uploads"),
-    *("howto/secure-sums", "howto/study-for-a-paper", "plugins", "reproduce", "sdp"),
+    *("howto/papers-of-your-own", "howto/secure-sums", "howto/study-for-a-paper", "plugins", "reproduce", "sdp"),
+    "solve",
 }
 """Pages that take a minute or more, for `make thorough`."""
 

@@ -147,7 +147,7 @@ def test_what_has_no_model_of_a_client_is_refused_in_one_line(tmp_path: Path) ->
     assert_refused(export("own"), "own has no checkpoint in", "run the experiment again")
     solve = {"kind": "synthetic_completion", "rows": 20, "columns": 10, "rank": 1, "fraction": 0.8}
     nc.solve({"name": "solved", "problem": solve, "solver": "asd", "iterations": 1}, output=tmp_path, progress=False)
-    assert_refused(export("solved"), "solved is a solve, which has no clients; leave out --client")
+    assert_refused(export("solved"), "solved is a solve, without clients and adapters; give --format and --output only")
     assert not (tmp_path / "model").exists()
     with pytest.raises(UserError, match="users: clients of matrix_factorisation keep factors of their own"):
         client_module(tmp_path / "users", load_experiment("scolr-ml100k"), 1, 0)

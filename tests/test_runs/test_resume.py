@@ -91,7 +91,7 @@ def _result(folder: Path) -> dict[str, Any]:
     ("backend", "killed_after"),
     [
         pytest.param("local", 3, id="local-before-the-first-checkpoint"),
-        pytest.param("local", random.Random(0).randint(21, 42), id="local-at-random"),
+        pytest.param("local", random.Random(0).randint(21, 42), id="local-at-random", marks=pytest.mark.thorough),
         pytest.param("ray", 25, id="ray", marks=pytest.mark.ray),
     ],
 )

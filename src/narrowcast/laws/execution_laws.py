@@ -16,7 +16,7 @@ import numpy as np
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Encryption, Masked, Plain, Protection
-from narrowcast.laws.algorithm_laws import MODELS, AlgorithmCase
+from narrowcast.laws.algorithm_cases import MODELS, AlgorithmCase
 from narrowcast.laws.law import LawBrokenError, require
 from narrowcast.laws.small_tasks import N_CLIENTS, PLAN, Shuffled, close, run, sha256, stepped, task_of
 from narrowcast.platform.contracts import Executor, Task

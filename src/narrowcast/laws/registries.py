@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from narrowcast.laws import (
     aggregator_laws,
+    algorithm_cases,
     algorithm_laws,
     attack_laws,
     codec_laws,
@@ -107,11 +108,11 @@ class LawsOf:
     on_data: Callable[[Any, Any], Cases[Any]] | None = None
 
 
-def _algorithm_cases(algorithm: Any) -> Cases[algorithm_laws.AlgorithmCase]:
-    return algorithm_laws.cases(algorithm_laws.variants(algorithm))
+def _algorithm_cases(algorithm: Any) -> Cases[algorithm_cases.AlgorithmCase]:
+    return algorithm_cases.cases(algorithm_cases.variants(algorithm))
 
 
-_NO_MODEL = f"its check refuses every small model: {', '.join(algorithm_laws.MODELS)}"
+_NO_MODEL = f"its check refuses every small model: {', '.join(algorithm_cases.MODELS)}"
 LAWS: Mapping[str, LawsOf] = {
     "algorithm": LawsOf(
         _algorithm_cases,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.laws.algorithm_laws import MODELS
+from narrowcast.laws.algorithm_cases import MODELS
 from narrowcast.laws.law import require
 from narrowcast.laws.small_tasks import N_CLIENTS, digest, digest_of_updates, local_call, task_of, trained
 from narrowcast.platform.contracts import LocalCall, Task

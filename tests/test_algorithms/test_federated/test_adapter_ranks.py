@@ -14,7 +14,7 @@ from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.lora import LoRA, truncated
 from narrowcast.algorithms.federated.rank_policy import UniformRank
-from narrowcast.laws import algorithm_laws
+from narrowcast.laws import algorithm_cases, algorithm_laws
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.adapters import Adapters
@@ -163,8 +163,8 @@ def test_a_client_pays_for_the_columns_of_its_rank_in_both_directions() -> None:
     ],
 )
 def test_hetlora_keeps_the_laws_of_algorithms(law: str) -> None:
-    case = algorithm_laws.AlgorithmCase(
-        LoRA(combine="padded", rank_policy="uniform"), algorithm_laws.MODELS["adapters"]
+    case = algorithm_cases.AlgorithmCase(
+        LoRA(combine="padded", rank_policy="uniform"), algorithm_cases.MODELS["adapters"]
     )
     getattr(algorithm_laws, law)(case)
 

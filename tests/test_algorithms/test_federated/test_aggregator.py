@@ -38,8 +38,8 @@ from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.partial import Partial
 from narrowcast.algorithms.federated.server_optimizer import Momentum
 from narrowcast.experiment import load_experiment
-from narrowcast.laws import algorithm_laws
-from narrowcast.laws.algorithm_laws import AlgorithmCase
+from narrowcast.laws import algorithm_cases, algorithm_laws
+from narrowcast.laws.algorithm_cases import AlgorithmCase
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk
 from small_tasks import network_task, rows_task
@@ -60,7 +60,7 @@ AGGREGATORS: dict[str, Aggregator] = {
 HONEST, WILD, SIZE = 12, 3, 20
 CASES = {
     name: case
-    for name, case in algorithm_laws.cases(
+    for name, case in algorithm_cases.cases(
         {
             **{name: FedAvg(aggregator=each) for name, each in AGGREGATORS.items() if name != "bulyan"},
             "bulyan": FedAvg(aggregator=Bulyan(byzantine=0)),

@@ -15,8 +15,8 @@ from narrowcast.algorithms.codecs.low_rank import draw_basis
 from narrowcast.algorithms.codecs.messages import WHOLE, CodedTensors
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
-from narrowcast.laws import algorithm_laws
-from narrowcast.laws.algorithm_laws import AlgorithmCase
+from narrowcast.laws import algorithm_cases, algorithm_laws
+from narrowcast.laws.algorithm_cases import AlgorithmCase
 from narrowcast.laws.small_tasks import PLAN, run, task_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.factorisation import MatrixFactorisation
@@ -33,7 +33,7 @@ CODED = {
     "colr": CoLR(rank=2, downlink_codec=COARSE),
     "scolr": SCoLR(rank=3, downlink_codec=COARSE),
 }
-CASES = {name: case for name, case in algorithm_laws.cases(CODED).items() if not name.startswith("cnn")}
+CASES = {name: case for name, case in algorithm_cases.cases(CODED).items() if not name.startswith("cnn")}
 
 
 @pytest.mark.parametrize("law", algorithm_laws.LAWS, ids=lambda law: law.__name__)

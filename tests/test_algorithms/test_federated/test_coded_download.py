@@ -23,8 +23,8 @@ from narrowcast.algorithms.local_training.negatives import draw_samples
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Masked
 from narrowcast.experiment import load_experiment
-from narrowcast.laws import algorithm_laws
-from narrowcast.laws.algorithm_laws import AlgorithmCase
+from narrowcast.laws import algorithm_cases, algorithm_laws
+from narrowcast.laws.algorithm_cases import AlgorithmCase
 from narrowcast.laws.small_tasks import PLAN, interactions, run, sha256, task_of
 from narrowcast.platform.contracts import Recipients
 from narrowcast.platform.errors import UserError
@@ -46,7 +46,7 @@ GRIDS = {
 }
 CASES = {
     name: case
-    for name, case in algorithm_laws.cases(GRIDS).items()
+    for name, case in algorithm_cases.cases(GRIDS).items()
     if (case.algorithm.kind == "fedavg") == name.startswith("mlp")
 }
 EXCEPT = {

@@ -12,7 +12,7 @@ from digits import digits, make_task, relative_error, run, train
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.lora import LoRA, product_norm
-from narrowcast.laws import algorithm_laws
+from narrowcast.laws import algorithm_cases, algorithm_laws
 from narrowcast.laws.small_tasks import PLAN
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
@@ -142,6 +142,25 @@ def test_with_a_full_rank_the_product_is_exact_and_norms_are_those_of_dense_matr
     assert product_norm(left, right) == pytest.approx(np.linalg.norm(left @ right))
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_the_refined_factors_miss_the_mean_product_least(weight: float) -> None:
+    _, means, mean, fedit = after_one_round(LoRA(aggregation_error=True))
+    _, after, same_mean, metrics = after_one_round(LoRA(combine="refined", refinement_weight=weight))
+    assert distance(same_mean, mean) < 1e-6
+    for layer in LAYERS:
+        a, b = (np.asarray(means[layer + name], float) for name in ("lora_A", "lora_B"))
+        assert np.array_equal(after[layer + "lora_A"], means[layer + "lora_A"])
+        stacked = np.vstack([a.T, np.sqrt(weight) * np.eye(3)])
+        missed = np.vstack([(mean[layer] - b @ a).T, np.zeros((3, len(b)))])
+        change = np.linalg.lstsq(stacked, missed)[0].T
+        assert np.abs(change).max() > 1e-3 * np.abs(b).max()
+        assert np.abs(after[layer + "lora_B"] - b - change).max() < 1e-5 * np.abs(b).max()
+        if not weight:
+            projected = mean[layer] @ np.linalg.pinv(a) @ a
+            assert np.linalg.norm(products(after)[layer] - projected) < 1e-5 * np.linalg.norm(projected)
+    assert 0 < metrics["aggregation_error"] < fedit["aggregation_error"]
+
+
 def test_averaging_both_factors_is_fedavg_and_one_client_is_central_training() -> None:
     task = task_of()
     for algorithm in (LoRA(), LoRA(aggregation_error=True)):
@@ -188,7 +207,7 @@ def test_a_codec_of_alternating_factors_sends_what_trains() -> None:
     "law", ["a_resumed_run_equals_the_uninterrupted_run", "a_client_that_is_drawn_twice_counts_twice"]
 )
 def test_the_mean_product_keeps_the_laws_of_algorithms(law: str) -> None:
-    case = algorithm_laws.AlgorithmCase(LoRA(combine="product"), algorithm_laws.MODELS["adapters"])
+    case = algorithm_cases.AlgorithmCase(LoRA(combine="product"), algorithm_cases.MODELS["adapters"])
     getattr(algorithm_laws, law)(case)
 
 
@@ -199,6 +218,7 @@ def test_the_mean_product_keeps_the_laws_of_algorithms(law: str) -> None:
         ({"share": "alternate", "aggregation_error": True}, "without aggregation_error = true; leave one out"),
         ({"share": "alternate", "server_optimizer": "adam"}, "share = alternate goes without server_optimizer"),
         ({"combine": "product", "aggregator": "median"}, "leave out aggregator"),
+        ({"combine": "refined", "rank_policy": "uniform"}, "combine = refined is of factors of one rank"),
         ({"share": "alternate", "aggregator": "centred_clip"}, "use an aggregator without memory"),
     ],
     ids=str,

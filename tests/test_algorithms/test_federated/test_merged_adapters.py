@@ -13,7 +13,7 @@ from narrowcast.algorithms.client.sums import EACH
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.lora import LoRA
 from narrowcast.experiment import Experiment
-from narrowcast.laws import algorithm_laws
+from narrowcast.laws import algorithm_cases, algorithm_laws
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.adapters import Adapters
@@ -171,7 +171,7 @@ LAWS = {
     ],
 )
 def test_methods_that_read_each_clients_factors_keep_the_laws_of_algorithms(algorithm: LoRA, law: str) -> None:
-    getattr(algorithm_laws, law)(algorithm_laws.AlgorithmCase(algorithm, algorithm_laws.MODELS["adapters"]))
+    getattr(algorithm_laws, law)(algorithm_cases.AlgorithmCase(algorithm, algorithm_cases.MODELS["adapters"]))
 
 
 @pytest.mark.parametrize(

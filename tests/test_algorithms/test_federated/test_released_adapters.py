@@ -11,7 +11,7 @@ from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.lora import LoRA
 from narrowcast.algorithms.federated.merged_adapters import BASE
-from narrowcast.laws import algorithm_laws
+from narrowcast.laws import algorithm_cases, algorithm_laws
 from narrowcast.laws.law import LawBrokenError
 from narrowcast.platform.models.adapters import Adapters
 from narrowcast.platform.models.networks import MLP
@@ -45,7 +45,7 @@ class Transposed(LoRA):
 
 
 def test_a_mean_of_the_first_client_alone_depends_on_which_chunk_that_is_in() -> None:
-    case = algorithm_laws.AlgorithmCase(FirstClient(), algorithm_laws.MODELS["adapters"])
+    case = algorithm_cases.AlgorithmCase(FirstClient(), algorithm_cases.MODELS["adapters"])
     with pytest.raises(LawBrokenError, match="the models differ by more than rounding"):
         algorithm_laws.chunk_sizes_change_results_by_rounding_alone(case)
 

@@ -25,8 +25,8 @@ from narrowcast.algorithms.federated.server_optimizer import (
 )
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.schemes import Masked
-from narrowcast.laws import algorithm_laws
-from narrowcast.laws.algorithm_laws import AlgorithmCase
+from narrowcast.laws import algorithm_cases, algorithm_laws
+from narrowcast.laws.algorithm_cases import AlgorithmCase
 from narrowcast.laws.small_tasks import PLAN, run, sha256, task_of
 from narrowcast.platform.models.networks import MLP
 
@@ -41,7 +41,7 @@ OPTIMIZERS = {
 ADAPTIVE = OPTIMIZERS.keys() - {"momentum"}
 CASES = {
     name: case
-    for name, case in algorithm_laws.cases(
+    for name, case in algorithm_cases.cases(
         {each: FedAvg(server_optimizer=OPTIMIZERS[each]) for each in OPTIMIZERS}
     ).items()
     if name.startswith("mlp")

@@ -6,8 +6,8 @@ Finetuning of LLMs via Alternating Optimization of LoRA, NeurIPS 2025 (arXiv:250
 Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources, NeurIPS 2024 (arXiv:2402.11505),
 FlexLoRA; Wang et al., FLoRA, NeurIPS 2024 (arXiv:2409.05976); Singhal, Ponkshe and Vepakomma, FedEx-LoRA, 2024
 (arXiv:2410.09432); Cho et al., Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models, EMNLP 2024
-(arXiv:2401.06432), HetLoRA. Letters: A [r, i], B [o, r] the server's factors of a layer; A_u, B_u those of client u
-after its local steps; p_u its weight, of sum 1.
+(arXiv:2401.06432), HetLoRA; Bian et al., LoRA-FAIR, ICCV 2025 (arXiv:2411.14961). Letters: A [r, i], B [o, r] the
+server's factors of a layer; A_u, B_u those of client u after its local steps; p_u its weight, of sum 1.
 """
 
 from __future__ import annotations
@@ -91,8 +91,17 @@ def product_norm(left: FloatArray, right: FloatArray) -> float:
     return float(np.linalg.norm(r_left @ r_right.T))
 
 
+def refinement(left: FloatArray, right: FloatArray, a: FloatArray, weight: float) -> FloatArray:
+    """Return D [o, r] with the least |left right - D A|^2 + weight |D|^2, for A [r, i]: a ridge regression.
+
+    Without a weight, D A is the projection of left [o, k] @ right [k, i] on the rows of A.
+    """
+    gram = a @ a.T + weight * np.eye(len(a))
+    return left @ np.linalg.lstsq(gram, a @ right.T)[0].T
+
+
 class LoRA(Averaging):
-    """Averaging of the factors of `model: adapters`: seven methods as settings of one.
+    """Averaging of the factors of `model: adapters`: eight methods as settings of one.
 
     FedIT is the default: both factors are averaged, and the product of the means is not the mean of the products. FFA-
     LoRA is `share: b`: A stays as drawn from the seed. RoLoRA is `share: alternate`: clients train and send B in odd
@@ -100,7 +109,9 @@ class LoRA(Averaging):
     of the products, truncated to the rank. FLoRA is `combine: stack`: the mean of the products, as the factors of all
     clients one beside the other, is added to the frozen weights, and factors are drawn anew. FedEx-LoRA is `combine:
     residual`: factors are averaged, and what the product of the means misses of the mean of the products is added to
-    the frozen weights. Both are exact. Tensors of `model.also_trained` are averaged in every round.
+    the frozen weights. Both are exact. LoRA-FAIR is `combine: refined`: the mean of B moves so that its product with
+    that of A misses least, by least squares with `refinement_weight` times its square. Tensors of `model.also_trained`
+    are averaged in every round.
 
     With a `rank_policy` a client of rank k trains and sends the first k rows of A and columns of B. HetLoRA is
     `combine: padded`: the missing ones count as zeros, and a client's weight is |B_u A_u|. The means of `factors` are
@@ -113,9 +124,10 @@ class LoRA(Averaging):
     The column `aggregation_error` is |B A - sum p_u B_u A_u| / |sum p_u B_u A_u| over all layers, of the server's
     factors after the round: with `combine: product`, or if it is asked for.
 
-    Differs from the papers: 1. HetLoRA's clients do not prune their ranks, and the weights are those of each layer.
-    2. FlexLoRA's A is turned to be near that of the round before, unless clients have ranks. 3. FLoRA's A is drawn from
-    the seed of the round, the same for all clients. 4. FedEx-LoRA's residual has (K - 1) r columns.
+    Differs from the papers: 1. HetLoRA's clients do not prune their ranks, and the weights are those of each layer. 2.
+    FlexLoRA's A is turned to be near that of the round before, unless clients have ranks. 3. FLoRA's A is drawn from
+    the seed of the round, the same for all clients. 4. FedEx-LoRA's residual has (K - 1) r columns. 5. LoRA-FAIR's
+    change of B is the regression's closed form, per layer; the paper descends on the cosine distance.
     """
 
     kind: Literal["lora"] = "lora"
@@ -123,11 +135,14 @@ class LoRA(Averaging):
         "both",
         description="factors that are trained and sent: both, B alone, or B in odd rounds and A in even ones",
     )
-    combine: Literal["factors", "padded", "product", "stack", "residual"] = Field(
+    combine: Literal["factors", "padded", "product", "stack", "residual", "refined"] = Field(
         "factors",
         description="mean of each factor; or, from those of each client: their mean by the norms of the products, "
         "padded with zeros; factors of the mean product; that product added to the frozen weights, with new factors; "
-        "the mean of factors, and what it misses added to these weights",
+        "the mean of factors, and what it misses added to these weights, or to B as far as it can",
+    )
+    refinement_weight: float = Field(
+        0.01, ge=0, allow_inf_nan=False, description="weight of the square of what combine = refined adds to B"
     )
     rank_policy: Annotated[RankPolicy, RANK_POLICIES] | None = Field(
         None, description="choice of each client's rank in a round, at most model.rank; null: that, for all"
@@ -143,8 +158,8 @@ class LoRA(Averaging):
             raise ValueError(
                 f"share = {self.share} has an exact mean of products, without {self._setting}; leave one out"
             )
-        if self.rank_policy is not None and self.combine == "residual":
-            raise ValueError("combine = residual is of factors of one rank; leave out rank_policy")
+        if self.rank_policy is not None and self.combine in ("residual", "refined"):
+            raise ValueError(f"combine = {self.combine} is of factors of one rank; leave out rank_policy")
         setting = "share = alternate" if self.share == "alternate" else self._setting * own_step
         if setting and (self.server_optimizer is not None or self.download is not None):
             raise ValueError(f"{setting} goes without server_optimizer and download; leave them out")
@@ -325,6 +340,8 @@ class LoRA(Averaging):
                 norms = np.array([product_norm(*pair) for pair in zip(each[b], each[a], strict=True)])
                 weights = norms / norms.sum() if norms.any() else shares
                 means |= {name: np.tensordot(weights, each[name], 1) for name in (a, b)}
+            elif self.combine == "refined":
+                means[b] += refinement(*residual(shares, each[a], each[b]), means[a], self.refinement_weight)
             elif masks:
                 means[a] = column_mean(shares, np.swapaxes(each[a], 1, 2), masks[a], model[a].T).T
                 means[b] = column_mean(shares, each[b], masks[b], model[b])
