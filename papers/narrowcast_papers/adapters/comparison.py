@@ -38,11 +38,17 @@ TRANSFORMER: Mapping[str, Any] = {"kind": "transformer", "width": 64, "heads": 4
 
 @dataclass(frozen=True)
 class Method:
-    """A method, the rank of its adapters, None if it trains the whole model, and further fields of its experiment."""
+    """A method, the rank of its adapters, None if it trains the whole model, and further fields of its run.
+
+    Its search for a learning rate begins at `first_rate`, or where those of the comparison begin. `adapters` has
+    further fields of the model.
+    """
 
     algorithm: Mapping[str, Any]
     rank: int | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    first_rate: float | None = None
+    adapters: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Comparison:
         """Return the experiment of one method, whose base is the safetensors file `base`."""
         its = self.methods[method]
         adapted = {"kind": "adapters", "base": TRANSFORMER, "weights": base, "rank": its.rank, "alpha": its.rank}
+        adapted |= its.adapters
         return load_experiment(
             {
                 "name": Path(self.file).stem,
@@ -128,7 +135,7 @@ class Comparison:
                 return None
             return -mean if np.isfinite(mean := float(np.mean(values))) else -np.inf
 
-        start: tuple[float, ...] = (self.first_rate,)
+        start: tuple[float, ...] = (self.methods[method].first_rate or self.first_rate,)
         best, tried = climbed(start, lambda point: one_step_away(point, (self.rates,)), reached)
         return None if best is None else best[0], [rate for (rate,) in tried]
 

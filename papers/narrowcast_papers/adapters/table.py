@@ -7,7 +7,7 @@ from typing import Any
 
 from narrowcast_papers.adapters.comparison import Comparison, Method
 
-STEPS = (0.003, 0.03 / 10**0.5, 0.03, 0.1, 0.3, 0.3 * 10**0.5, 3.0)
+STEPS = (0.003, 0.03 / 10**0.5, 0.03, 0.1, 0.3, 0.3 * 10**0.5, 3.0, 3 * 10**0.5, 30.0, 30 * 10**0.5)
 """Learning rates of SGD, about a factor of the square root of ten apart."""
 SGD: Mapping[str, Any] = {"kind": "sgd"}
 
@@ -25,8 +25,12 @@ METHODS: Mapping[str, Method] = {
     "LoRA-FAIR": Method({"kind": "lora", "combine": "refined"}, 4),
     "HetLoRA": Method({"kind": "lora", "combine": "padded", "rank_policy": "uniform"}, 8),
     "FlexLoRA, ranks": Method({"kind": "lora", "combine": "product", "rank_policy": "uniform"}, 8),
+    "core": Method({"kind": "lora"}, 32, adapters={"factor": "core"}),
 }
-"""Ranks give methods about the same uplink: a single factor has twice the rank of two, as have ranks that are drawn."""
+"""Ranks give methods about the same uplink: a single factor has twice the rank of two, as have ranks that are drawn.
+
+The core has rank 32 and lies between factors that are drawn.
+"""
 ADDRESSES = Comparison(
     "Adapters of a transformer on addresses of presidents", "lora-sotu.csv", METHODS, FEDIT, SGD, STEPS, 0.1
 ).table
@@ -49,13 +53,15 @@ def _quantised(levels: int) -> list[Any]:
 
 _EIGHT, _FOUR, _TWO = 127, 7, 1
 """Levels of as many bits, before entropy coding."""
+_LOW = STEPS[1]
+"""Where methods that train the whole model, which higher rates make worse than the base, have their best rate."""
 IN_FEW_BITS = Comparison(
     "Bits of factors",
     "lora-bits.csv",
     {
-        "FedAvg, float32": Method({"kind": "fedavg"}),
-        "FedAvg, 8 bits": Method({"kind": "fedavg", "codec": _quantised(_EIGHT)}),
-        "FedAvg, 2 bits": Method({"kind": "fedavg", "codec": _quantised(_TWO)}),
+        "FedAvg, float32": Method({"kind": "fedavg"}, first_rate=_LOW),
+        "FedAvg, 8 bits": Method({"kind": "fedavg", "codec": _quantised(_EIGHT)}, first_rate=_LOW),
+        "FedAvg, 2 bits": Method({"kind": "fedavg", "codec": _quantised(_TWO)}, first_rate=_LOW),
         "rank 4, float32": Method({"kind": "lora"}, 4),
         "rank 4, 8 bits": Method({"kind": "lora", "codec": _quantised(_EIGHT)}, 4),
         "rank 4, 4 bits": Method({"kind": "lora", "codec": _quantised(_FOUR)}, 4),
@@ -89,7 +95,7 @@ OVER_LINKS = Comparison(
         "means of columns, ranks": Method({"kind": "lora", "rank_policy": IN_TIME}, 8),
         "HetLoRA, ranks": Method({"kind": "lora", "combine": "padded", "rank_policy": IN_TIME}, 8),
         "FlexLoRA, ranks": Method({"kind": "lora", "combine": "product", "rank_policy": IN_TIME}, 8),
-        "SCoLR, ranks": Method({"kind": "scolr", "rank": 8, "rank_policy": IN_TIME}),
+        "SCoLR, ranks": Method({"kind": "scolr", "rank": 8, "rank_policy": IN_TIME}, first_rate=_LOW),
     },
     "FedIT, all waited for",
     SGD,

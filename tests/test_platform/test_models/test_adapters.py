@@ -57,6 +57,7 @@ def drawn(model: Adapters) -> dict[str, np.ndarray]:
         ({}, {"1.lora_A": (3, 64), "1.lora_B": (16, 3), "3.lora_A": (3, 16), "3.lora_B": (10, 3)}),
         ({"factor": "b"}, {"1.lora_B": (16, 3), "3.lora_B": (10, 3)}),
         ({"factor": "a"}, {"1.lora_A": (3, 64), "3.lora_A": (3, 16)}),
+        ({"factor": "core"}, {"1.lora_core": (3, 3), "3.lora_core": (3, 3)}),
         ({"targets": ["1.*t"], "rank": 40}, {"1.lora_A": (16, 64), "1.lora_B": (16, 16)}),
         (
             {"also_trained": ["3.*"]},
@@ -130,6 +131,49 @@ def test_clients_at_once_learn_what_they_learn_in_turn_and_keep_one_factor_if_as
     assert task.training.mode(task) == "batched"
     bits = dense_wire_bits(3 * 64 + 3 * 16, np.dtype(np.float32))
     assert run(fedsa, task, clients=3).uplink_bits == 3 * bits
+
+
+def test_a_core_learns_the_gradient_between_factors_that_stay() -> None:
+    data = digits([40])
+    task = make_task(data, Adapters(base=BASE, rank=3, alpha=4.0, factor="core"), batch_size=40)
+    learnt = run(FedAvg(), task, clients=1)
+    whole, base = task.model.state(learnt.server, data), BASE.init_server(data, 0)
+    tensors = {name: torch.from_numpy(values).requires_grad_() for name, values in base.items()}
+    samples = data.train.take(data.order)
+    features = torch.from_numpy(samples.features)
+    hidden = nn.functional.linear(features, tensors["1.weight"], tensors["1.bias"]).relu()
+    scores = nn.functional.linear(hidden, tensors["3.weight"], tensors["3.bias"])
+    nn.functional.cross_entropy(scores, torch.from_numpy(samples.labels)).backward()
+    for layer in ("1.", "3."):
+        gradient = tensors[f"{layer}weight"].grad
+        assert gradient is not None
+        step = -0.1 * 4 / 3 * whole[f"{layer}lora_B"].T @ gradient.numpy() @ whole[f"{layer}lora_A"].T
+        assert np.abs(learnt.server[f"{layer}lora_core"] - step).max() < 1e-5 * np.abs(step).max()
+        assert np.array_equal(whole[f"{layer}weight"], base[f"{layer}weight"])
+    merged, outputs = task.model.merged(learnt.server, data), outputs_of(task.model, learnt.server)
+    assert np.abs(base_with(merged, DATA.test.features) - outputs).max() <= 1e-6 * np.abs(outputs).max()
+    bits = dense_wire_bits(2 * 3 * 3, np.dtype(np.float32))
+    assert (learnt.uplink_bits, learnt.downlink_bits) == (bits, bits)
+
+
+def test_a_core_begins_as_an_adapter_and_is_written_as_one(tmp_path: Path) -> None:
+    both = make_task(DATA, Adapters(base=BASE, rank=3))
+    learnt = run(FedAvg(), both, clients=3).server
+    first = both.model.write_peft(learnt, DATA, tmp_path / "first")
+    cored = make_task(DATA, Adapters(base=BASE, rank=3, factor="core", adapter=str(first)))
+    assert np.abs(outputs_of(cored.model, cored.initial_parameters()) - outputs_of(both.model, learnt)).max() < 1e-5
+    whole = cored.model.state(cored.initial_parameters(), DATA)
+    for layer in ("1.", "3."):
+        a, b = whole[f"{layer}lora_A"], whole[f"{layer}lora_B"]
+        assert np.abs([a @ a.T - np.eye(3), b.T @ b - np.eye(3)]).max() < 1e-6
+        singular = np.linalg.svd(learnt[f"{layer}lora_B"].astype(float) @ learnt[f"{layer}lora_A"])[1][:3]
+        assert np.allclose(whole[f"{layer}lora_core"], np.diag(singular), atol=1e-7)
+    further = run(FedAvg(), cored, clients=3).server
+    last = cored.model.write_peft(further, DATA, tmp_path / "last")
+    again = Adapters(base=BASE, rank=3, adapter=str(last)).of_seed(0)
+    got, wanted = outputs_of(again, again.init_server(DATA, 0)), outputs_of(cored.model, further)
+    assert np.abs(got - wanted).max() < 1e-5
+    assert np.abs(wanted - outputs_of(both.model, learnt)).max() > 1e-3
 
 
 class Tied(nn.Module):

@@ -24,6 +24,7 @@ from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.adapted_layers import (
+    CORE,
     WEIGHT,
     A,
     Adapted,
@@ -32,6 +33,7 @@ from narrowcast.platform.models.adapted_layers import (
     adapted_kind,
     adapted_layers,
     is_factor,
+    put_core_between,
 )
 from narrowcast.platform.models.model import Model
 from narrowcast.platform.models.module_call import call_module
@@ -62,10 +64,15 @@ class Adapters(NeuralNetwork):
     zero, so that the outputs are those of `base`, unless training begins with an `adapter`. `base` has the weights that
     the seed gives it, or those of `weights`. In training, clients share one copy of them.
 
-    Reference: Hu et al., LoRA, ICLR 2022 (arXiv:2106.09685), section 4.1.
+    With `factor: core` a layer computes (W0 + alpha/r B R A) x + b, and R [r, r] alone is trained: it is zero between
+    factors that are drawn. Of an `adapter` A and B are the singular vectors of its product, and R the singular values.
 
-    Differs from the paper: 1. A is drawn uniformly, as in the released code; the paper says from a normal distribution.
-    2. the rank of a layer is at most its inputs or outputs, and s is alpha by that rank. 3. no dropout before A.
+    References: Hu et al., LoRA, ICLR 2022 (arXiv:2106.09685), section 4.1; for the core Singhal et al., Fed-SB, 2025
+    (arXiv:2502.15436).
+
+    Differs from the papers: 1. A is drawn uniformly, as in the released code; the paper says from a normal
+    distribution. 2. the rank of a layer is at most its inputs or outputs, and s is alpha by that rank. 3. no dropout
+    before A. 4. Fed-SB's A and B are singular vectors of a first gradient, which clients would have to send whole.
     """
 
     kind: Literal["adapters"] = "adapters"
@@ -85,8 +92,10 @@ class Adapters(NeuralNetwork):
     targets: tuple[str, ...] | None = Field(
         None, min_length=1, description="patterns of names of weights, such as *.query.weight; null: all linear layers"
     )
-    factor: Literal["both", "a", "b"] = Field(
-        "both", description="factors that are trained; a single one starts from zero, and the other stays as drawn"
+    factor: Literal["both", "a", "b", "core"] = Field(
+        "both",
+        description="factors that are trained; a single one starts from zero, and the other stays as drawn; core: a "
+        "matrix [rank, rank] between the two, which stay as drawn, or are the singular vectors of `adapter`",
     )
     also_trained: tuple[str, ...] = Field(
         (), description="patterns of names of tensors of `base` that are trained whole, such as those of the last layer"
@@ -125,8 +134,13 @@ class Adapters(NeuralNetwork):
         for name, tensor in module.named_parameters():
             tensor.requires_grad_(name in also)
         for layer in layers.values():
-            adapt(layer, self.rank, self.alpha, {"both": (A, B), "a": (A,), "b": (B,)}[self.factor])
-        return module if self.adapter is None else with_values(module, read_peft(Path(self.adapter), module))
+            adapt(layer, self.rank, self.alpha, {"both": (A, B), "a": (A,), "b": (B,), "core": (CORE,)}[self.factor])
+        if self.adapter is not None:
+            with_values(module, read_peft(Path(self.adapter), module))
+            if self.factor == "core":
+                for _, adapted in adapted_layers(module):
+                    put_core_between(adapted)
+        return module
 
     def _read(self, module: nn.Module, source: Path) -> dict[str, Tensor]:
         """Return the tensors of a finished run's folder or of a file, which have to be those of the module."""

@@ -56,9 +56,9 @@ def write_peft(module: nn.Module, rank: int, alpha: float, folder: Path) -> Path
     if "" in names:
         raise UserError("peft adapts layers within a module, and the base is one layer; export it with --merged")
     tensors = {
-        f"{_PREFIX}{layer}{factor}{_SUFFIX}": module.get_parameter(layer + factor).detach()
-        for layer in layers
-        for factor in (A, B)
+        f"{_PREFIX}{name}{factor}{_SUFFIX}": values.detach()
+        for name, layer in layers.items()
+        for factor, values in ((A, getattr(layer, A)), (B, layer.left_factor()))
     }
     for name in whole:
         for tensor, values in named_tensors(module.get_submodule(name)).items():
