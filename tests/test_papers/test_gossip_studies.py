@@ -11,7 +11,7 @@ import pytest
 from command_line import narrowcast
 from narrowcast.studies.results import as_text
 from narrowcast.studies.tables import MeasuredTable, Measurements
-from narrowcast_papers.gossip import links, selection
+from narrowcast_papers.gossip import links, selection, thresholds
 from narrowcast_papers.gossip.consensus import CLIENTS, Vectors, measure_mixing
 from narrowcast_papers.gossip.digits import TEST_SEEDS, TUNING_SEEDS, AllImages, measured, outcomes
 from narrowcast_papers.gossip.methods import Method, planned
@@ -85,7 +85,32 @@ def test_fedcs_fills_rounds_of_unequal_clients_with_more_uploads_than_a_deadline
     assert max(float(end["seconds"]) for end in ends.values()) <= 4.0
 
 
-@pytest.mark.parametrize("name", ["choco", "choco-consensus", "gossip-links", "fedcs"])
+def test_a_threshold_that_nobody_passes_is_training_alone_but_for_a_bit_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thresholds, "STEPS", 4)
+    silent, alone, often = (
+        next(thresholds.Dealt("two-classes", 2).measure(0, name, 0.1, 0))
+        for name in ("threshold 256", thresholds.LOCAL, "FedAvg, 1 step")
+    )
+    assert [silent[name] for name in ("loss", "accuracy")] == [alone[name] for name in ("loss", "accuracy")]
+    assert [silent["megabits"], alone["megabits"]] == [pytest.approx(4e-6), 0]
+    model = thresholds.MODEL_BITS / 1e6
+    assert [silent["megabits_last"], often["megabits_last"]] == [pytest.approx(model), 0]
+    assert [silent["megabits_down"], often["megabits_down"]] == [pytest.approx(model), pytest.approx(4 * model)]
+
+
+def test_a_threshold_is_compared_with_the_averages_of_the_next_fewer_and_more_bits() -> None:
+    spent = {"FedAvg, 5 steps": 1.0, "FedAvg, 20 steps": 0.3, "FedAvg, 50 steps": 0.1, "threshold 4": 0.5}
+    lines = [
+        row(seed=seed, method=name, megabits=megabits, megabits_down=0.0, megabits_last=0.0, loss=1.0, rate=1, gamma=0)
+        for name, megabits in spent.items()
+        for seed in TEST_SEEDS
+    ]
+    assert thresholds.rivals(lines, "threshold 4") == ["FedAvg, 20 steps", "FedAvg, 5 steps"]
+
+
+@pytest.mark.parametrize("name", ["choco", "choco-consensus", "gossip-links", "dynamic-averaging", "fedcs"])
 def test_the_published_table_has_every_run(name: str, tmp_path: Path) -> None:
     table = targets()[name].table()
     assert isinstance(table, MeasuredTable)

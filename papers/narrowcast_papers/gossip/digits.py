@@ -94,11 +94,11 @@ def split_of(seed: int) -> str:
 def measured(outcome: Outcome, seed: int, clients: int) -> Line:
     """Return an evaluation: round, megabits of a client, seconds, and losses, infinite for models that are not finite.
 
-    Megabits are means over all clients.
+    Megabits are means over all clients. The mean of the models is infinite where the server is sent none.
     """
     split, record = split_of(seed), outcome.record
     names = (f"{split}.loss.mean", f"{split}.accuracy.mean", f"{split}.loss", f"{split}.accuracy")
-    values = (outcome.metrics[name] for name in names)
+    values = (outcome.metrics.get(name, np.inf) for name in names)
     megabit = 1e6 * clients
     return {
         "round": outcome.step,
