@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log2
 from pathlib import Path
 
 import pytest
 
 from narrowcast.experiment import load_experiment
-from narrowcast_papers.robust import matrix
-from narrowcast_papers.robust.matrix import NONE, SPLITS, TEST_SEEDS, TUNING_SEEDS, Matrix, Settings, experiment_of
-from narrowcast_papers.robust.tables import ATTACKS, BACKDOORS, CODECS, DEFENCES, RULES, THROUGH_CODECS, TRUSTED
+from narrowcast_papers.robust import edge
+from narrowcast_papers.robust.matrix import MNIST, NONE, SPLITS, TEST_SEEDS, TUNING_SEEDS, Matrix, Setting, Settings
+from narrowcast_papers.robust.tables import (
+    ATTACKS,
+    BACKDOORS,
+    CODECS,
+    DEFENCES,
+    ELECTED,
+    RULES,
+    SERVERS,
+    THROUGH_CODECS,
+    TRUSTED,
+)
 
 Row = dict[str, str]
 MEAN = "mean"
@@ -62,24 +73,48 @@ def test_the_matrix_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_cells_by_round_are_judged_after_the_last_and_drawn_in_all(tmp_path: Path) -> None:
+    split, last = next(iter(SPLITS)), edge.ROUNDS
+    lines = [
+        {
+            **line(seed, split, MEAN, attack, 0.2, 40),
+            "round": str(index),
+            "success": str(success + seed if index == last else 99),
+        }
+        for attack, success in ((NONE, 5), ("black box", 60))
+        for seed in edge.BY_ROUND.test_seeds
+        for index in range(edge.EVERY, last + 1, edge.EVERY)
+    ]
+    assert [verdict.by_seed for verdict in edge.BY_ROUND.judge(lines)] == [(5, 6, 7), (60, 61, 62)]
+    edge.BY_ROUND.plot(lines, tmp_path / "edge.png")
+    assert (tmp_path / "edge.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
-    ("methods", "attacks", "server"),
-    [(RULES, ATTACKS, 0), (CODECS, THROUGH_CODECS, 0), (DEFENCES, BACKDOORS, 0), (TRUSTED, ATTACKS, 100)],
-    ids=["rules", "codecs", "backdoors", "trust"],
+    ("methods", "attacks", "setting"),
+    [
+        (RULES, ATTACKS, MNIST),
+        (CODECS, THROUGH_CODECS, MNIST),
+        (DEFENCES, BACKDOORS, MNIST),
+        (TRUSTED, ATTACKS, replace(MNIST, server=100)),
+        (ELECTED, SERVERS, MNIST),
+        (edge.RULES, edge.PLANES, edge.CIFAR),
+    ],
+    ids=["rules", "codecs", "backdoors", "trust", "elected", "edge"],
 )
-def test_every_cell_is_an_experiment(methods: Settings, attacks: Settings, server: int) -> None:
+def test_every_cell_is_an_experiment(methods: Settings, attacks: Settings, setting: Setting) -> None:
     for method in methods.values():
         for attack in attacks.values():
-            of = experiment_of("iid", method, attack, 0.2, 3, server=server)
+            of = setting.experiment("iid", method, attack, 0.2, 3)
             assert load_experiment(of.plain()).identity() == of.identity()
             assert (of.attack is None) == (not attack)
 
 
 @pytest.mark.data("mnist")
-def test_the_omniscient_attack_breaks_the_mean_and_not_the_geometric_median(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "ROUNDS", 10)
+def test_the_omniscient_attack_breaks_the_mean_and_not_the_geometric_median() -> None:
+    short = replace(MATRIX, setting=replace(MNIST, rounds=10, every=10))
     reached = {
-        (rule, attack): next(iter(MATRIX.measure(0, "iid", rule, attack, 0.2)))["test"]
+        (rule, attack): next(iter(short.measure(0, "iid", rule, attack, 0.2)))["test"]
         for rule in (MEAN, "geometric median")
         for attack in (NONE, "omniscient")
     }
@@ -89,9 +124,9 @@ def test_the_omniscient_attack_breaks_the_mean_and_not_the_geometric_median(monk
 
 
 @pytest.mark.data("mnist")
-def test_a_codec_is_measured_by_success_and_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "ROUNDS", 2)
-    codecs = Matrix("title", "file.csv", tuple(SPLITS), CODECS, THROUGH_CODECS, "float32", ("success", "megabytes"))
+def test_a_codec_is_measured_by_success_and_bits() -> None:
+    columns, short = ("success", "megabytes"), replace(MNIST, rounds=2, every=2)
+    codecs = Matrix("title", "file.csv", tuple(SPLITS), CODECS, THROUGH_CODECS, "float32", columns, setting=short)
     (line,) = codecs.measure(0, "iid", "float32", "trigger", 0.2)
     # 20 clients send 7,850 values of 4 bytes in each of two rounds, with a header
     assert float(str(line["megabytes"])) == pytest.approx(2 * 20 * 4 * 7_850 / 1e6, rel=1e-3)

@@ -105,6 +105,7 @@ PUBLIC = {
     ("algorithms/federated/fedma.py", "'matching order'"),
     ("algorithms/federated/fedmd.py", "'public subset'"),
     ("algorithms/federated/server_free.py", "'elected server'"),
+    ("algorithms/federated/aggregator.py", "'clip noise'"),
     ("algorithms/federated/push_sum.py", "'message losses'"),
     ("algorithms/federated/downloads.py", "'downlink codec'"),
     ("algorithms/federated/downloads.py", "'download'"),

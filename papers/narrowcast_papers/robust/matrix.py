@@ -1,6 +1,6 @@
 """A matrix of methods and attacks: each method at its best rate, all of them on the same clients and seeds.
 
-A network on 8,000 images of MNIST over 20 clients, of whom 4 attack if nothing else is said, and know all honest
+If nothing else is said, a network on 8,000 images of MNIST over 20 clients, of whom 4 attack and know all honest
 changes; all take part in each of 30 rounds. The learning rate of a method is the best on validation images without an
 attack, of three seeds that are not test seeds: from three rates to the next ones, until the best is not at the edge of
 what was tried.
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
@@ -39,39 +40,46 @@ Cell = tuple[str, str, str]
 """Split, method and attack."""
 
 
-def experiment_of(
-    split: str,
-    algorithm: Mapping[str, Any],
-    attack: Mapping[str, Any],
-    rate: float,
-    seed: int,
-    model: Any = "softmax",
-    server: int = 0,
-) -> Experiment:
-    """Return the experiment of one cell and seed, whose empty attack is none, with samples of the `server`'s own."""
-    return load_experiment(
-        {
-            "name": "robust-mnist",
-            "seed": seed,
-            "data": {
-                "kind": "mnist",
-                "clients": CLIENTS,
-                "partition": SPLITS[split],
-                "validation_share": 1 - IMAGES / 60_000,
-                "server": {"samples": server} if server else None,
-            },
-            "model": model,
-            "algorithm": algorithm,
-            "attack": {"attackers": ATTACKERS, **attack} if attack else None,
-            "training": {"learning_rate": rate, "batch_size": 32, "epochs": 1},
-            **{"rounds": ROUNDS, "clients_per_round": CLIENTS, "evaluate_every": ROUNDS, "backend": "local"},
-        }
-    )
+@dataclass(frozen=True)
+class Setting:
+    """Data, model and rounds of all cells of a matrix, in which all clients take part in every round.
+
+    `server` samples are the server's own, which no client has. The model is measured after every `every` rounds.
+    """
+
+    data: Mapping[str, Any]
+    model: Any = "softmax"
+    clients: int = CLIENTS
+    attackers: int = ATTACKERS
+    rounds: int = ROUNDS
+    every: int = ROUNDS
+    server: int = 0
+
+    def experiment(
+        self, split: str, algorithm: Mapping[str, Any], attack: Mapping[str, Any], rate: float, seed: int
+    ) -> Experiment:
+        """Return the experiment of one cell and seed, whose empty attack is none."""
+        return load_experiment(
+            {
+                "name": "attacked",
+                "seed": seed,
+                "data": {
+                    **self.data,
+                    "clients": self.clients,
+                    "partition": SPLITS[split],
+                    "server": {"samples": self.server} if self.server else None,
+                },
+                "model": self.model,
+                "algorithm": algorithm,
+                "attack": {"attackers": self.attackers, **attack} if attack else None,
+                "training": {"learning_rate": rate, "batch_size": 32, "epochs": 1},
+                **{"rounds": self.rounds, "clients_per_round": self.clients, "evaluate_every": self.every},
+                "backend": "local",
+            }
+        )
 
 
-@lru_cache(maxsize=1)
-def _data(split: str, seed: int, server: int) -> Any:
-    return experiment_of(split, {"kind": "fedavg"}, {}, 1.0, seed, server=server).data_source.load()
+MNIST = Setting({"kind": "mnist", "validation_share": 1 - IMAGES / 60_000})
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,8 @@ class Matrix:
     """Methods under attacks on some of the splits; each method is compared with the one that is the `reference`.
 
     The measurements are in the CSV file `file`, those of an outcome in `columns` besides validation and test accuracy.
-    They are compared and drawn by the column `judged`. `model` is that of all cells, and so is the number of images of
-    the `server`'s own, which no client has.
+    A column `round` says that there is a line for every evaluation; cells are judged after the last round, by the
+    column `judged`.
     """
 
     title: str
@@ -91,8 +99,9 @@ class Matrix:
     reference: str
     columns: tuple[str, ...] = ()
     judged: str = "test"
-    model: Any = "softmax"
-    server: int = 0
+    setting: Setting = MNIST
+    test_seeds: tuple[int, ...] = TEST_SEEDS
+    first_rates: tuple[float, ...] = FIRST_RATES
 
     @property
     def table(self) -> MeasuredTable:
@@ -100,26 +109,40 @@ class Matrix:
         key, values = ("seed", "split", "method", "attack", "rate"), ("validation", *self.columns, "test")
         return MeasuredTable((Measurements(self.file, key, values, self.planned, self.measure),), self.judge, self.plot)
 
+    def experiment(self, seed: int, split: str, method: str, attack: str, rate: float) -> Experiment:
+        """Return the experiment of a cell and seed."""
+        return self.setting.experiment(split, self.methods[method], self.attacks[attack], rate, seed)
+
     def measure(self, seed: int, split: str, method: str, attack: str, rate: float) -> Iterator[Line]:
-        """Yield the accuracy after the last round, in percent, and what the matrix measures besides."""
-        of = experiment_of(split, self.methods[method], self.attacks[attack], rate, seed, self.model, self.server)
-        run = Run(of, of.algorithm, of.task(_data(split, seed, self.server)))
-        *_, last = rounds(run, LocalExecutor(run))
-        reached = {part: 100 * last.metrics[f"{part}.accuracy"] for part in ("validation", "test")}
-        yield {**reached, **{column: measured(last, column) for column in self.columns}}
+        """Yield the accuracy, in percent, and what the matrix measures besides, of each round that is evaluated."""
+        of = self.experiment(seed, split, method, attack, rate)
+        run = Run(of, of.algorithm, self.task(of))
+        for outcome in rounds(run, LocalExecutor(run)):
+            if outcome.metrics:
+                reached = {part: 100 * outcome.metrics[f"{part}.accuracy"] for part in ("validation", "test")}
+                yield {**reached, **{column: measured(outcome, column) for column in self.columns}}
+
+    def task(self, of: Experiment) -> Task:
+        """Return the task of an experiment."""
+        return of.task(data_of(of.data_source))
+
+    def last(self, lines: Lines) -> Lines:
+        """Return the lines of the last round."""
+        final = str(self.setting.rounds)
+        return [line for line in lines if line["round"] == final] if "round" in self.columns else lines
 
     def planned(self, lines: Lines) -> Iterator[tuple[int, str, str, str, float]]:
         """Yield the runs that choose the rate of each method, then those of all cells with it."""
         for split in self.splits:
-            rates = {method: list(FIRST_RATES) for method in self.methods}
+            rates = {method: list(self.first_rates) for method in self.methods}
             for method, tried in rates.items():
-                while (best := best_rate(lines, split, method, tried)) is None or best in (min(tried), max(tried)):
+                while (best := best_rate(self.last(lines), split, method, tried)) in (None, min(tried), max(tried)):
                     if best is not None:
                         tried.append(best / FACTOR if best == min(tried) else best * FACTOR)
                     for seed in TUNING_SEEDS:
                         yield from ((seed, split, method, NONE, rate) for rate in tried)
-            for seed, (method, tried) in product(TEST_SEEDS, rates.items()):
-                best = best_rate(lines, split, method, tried)
+            for seed, (method, tried) in product(self.test_seeds, rates.items()):
+                best = best_rate(self.last(lines), split, method, tried)
                 assert best is not None, "its runs were made"
                 yield from ((seed, split, method, attack, best) for attack in self.attacks)
 
@@ -128,12 +151,12 @@ class Matrix:
 
         p values are corrected over the cells of a split.
         """
-        verdicts = []
+        verdicts, lines = [], self.last(lines)
         for split in self.splits:
             reached = {
                 cell: values
                 for cell in product((split,), self.methods, self.attacks)
-                if len(values := by_seed(lines, cell, self.judged)) == len(TEST_SEEDS)
+                if len(values := by_seed(lines, cell, self.judged)) == len(self.test_seeds)
             }
             against = {
                 cell: (split, self.reference, cell[2])
@@ -164,6 +187,7 @@ class Matrix:
 
     def plot(self, lines: Lines, path: Path) -> None:
         """Draw the mean of every cell, a panel for each split that was measured; red is what attackers want."""
+        lines = self.last(lines)
         splits = [split for split in self.splits if by_seed(lines, (split, self.reference, NONE), self.judged)]
         figure, panels = new_figure(self.title, len(splits))
         for axes, split in zip(panels, splits, strict=True):
@@ -182,10 +206,18 @@ class Matrix:
         figure.savefig(path, dpi=100)
 
 
+@lru_cache(maxsize=1)
+def data_of(source: Any) -> Any:
+    """Return a data set, of which the last one stays in memory."""
+    return source.load()
+
+
 def measured(outcome: Outcome, column: str) -> float:
-    """Return the total uplink in megabytes, or the success of a trigger in percent; 0 for attacks without one."""
+    """Return the total uplink in megabytes, the round, or the success of a backdoor in percent; 0 without one."""
     if column == "megabytes":
         return outcome.record.total_uplink_bits / 8e6
+    if column == "round":
+        return outcome.record.round
     return 100 * outcome.metrics.get("attack.success", 0.0)
 
 

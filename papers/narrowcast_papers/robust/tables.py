@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from narrowcast_papers.robust.matrix import ATTACKERS, CLIENTS, NONE, SPLITS, Matrix, Settings
+from narrowcast_papers.robust.matrix import ATTACKERS, CLIENTS, MNIST, NONE, ROUNDS, SPLITS, Matrix, Settings
 
 FEDAVG: Mapping[str, Any] = {"kind": "fedavg", "weights": "equal"}
 _KRUM: Mapping[str, Any] = {"kind": "krum", "byzantine": ATTACKERS}
@@ -69,7 +70,7 @@ THROUGH_CODECS: Settings = {
 _TRIGGER: Mapping[str, Any] = {"kind": "trigger", "target": 2}
 _REPLACED: Mapping[str, Any] = {**_TRIGGER, "factor": None, "every": 1000}
 BACKDOORS: Settings = {
-    NONE: {},
+    NONE: {**_TRIGGER, "first_round": ROUNDS + 1},
     "trigger, 1 attacker": {**_TRIGGER, "attackers": 1},
     "trigger, 4 attackers": _TRIGGER,
     "DBA, 4 attackers": {**_TRIGGER, "distributed": True},
@@ -77,11 +78,32 @@ BACKDOORS: Settings = {
     "replacement, 10 rounds before": {**_REPLACED, "attackers": 1, "first_round": 20},
     "DBA, replacement, last round": {**_REPLACED, "distributed": True, "first_round": 30},
 }
-"""Four attackers with a bar each brighten as many pixels as one with the whole trigger."""
+"""Four attackers with a bar each brighten as many pixels as one with the whole trigger; with none nobody attacks."""
 DEFENCES = {
-    name: RULES[name]
-    for name in ("mean", "median", "geometric median", "Krum", "multi-Krum", "norm clip", "NNM, geometric median")
+    **{
+        name: RULES[name]
+        for name in ("mean", "median", "geometric median", "Krum", "multi-Krum", "norm clip", "NNM, geometric median")
+    },
+    "norm clip, noise": _by({"kind": "norm_clip", "radius": "median", "noise": 0.025}),
 }
+
+TURNS = (1, 10, 20, 25, 28, 29, 30)
+_SERVER_FREE: Mapping[str, Any] = {"kind": "server_free", "weights": "equal"}
+ELECTED: Settings = {"mean": _SERVER_FREE, "norm clip": {**_SERVER_FREE, "aggregator": {"kind": "norm_clip"}}}
+
+
+def _in_turn(turn: int, **fields: Any) -> Mapping[str, Any]:
+    """Return the attack, in one round, of the client that serves in it."""
+    return {**_REPLACED, "attackers": [(turn - 1) % CLIENTS], "first_round": turn, **fields}
+
+
+SERVERS: Settings = {
+    NONE: {**_TRIGGER, "first_round": ROUNDS + 1},
+    **{f"server of round {turn}": _in_turn(turn, factor=1.0, serving="alone") for turn in TURNS},
+    "client in round 30": _in_turn(30, factor=1.0),
+    "replacement in round 30": _in_turn(30),
+}
+"""The last two attack in the same round as the last server, as a client: its own change, and that which replaces."""
 
 TRUSTED: Settings = {
     "mean": FEDAVG,
@@ -90,6 +112,8 @@ TRUSTED: Settings = {
     "FLTrust": _by({"kind": "fltrust"}),
 }
 """Rules on clients that lack the 100 images of the server, from which FLTrust alone learns."""
+
+PERCEPTRON = replace(MNIST, model={"kind": "mlp", "hidden": [64]})
 
 ROBUST = Matrix(
     "Test accuracy (%) of 13 rules under eight attacks, 4 of 20 clients attack",
@@ -106,7 +130,7 @@ TRUST = Matrix(
     TRUSTED,
     ATTACKS,
     "mean",
-    server=100,
+    setting=replace(MNIST, server=100),
 ).table
 COMPRESSED = Matrix(
     "Test accuracy (%) of FedAvg by codec under attack, 4 of 20 clients attack",
@@ -126,5 +150,16 @@ BACKDOOR = Matrix(
     "mean",
     ("success",),
     judged="success",
-    model={"kind": "mlp", "hidden": [64]},
+    setting=PERCEPTRON,
+).table
+ELECTED_SERVER = Matrix(
+    "Success (%) of the trigger of an elected server after 30 rounds, by the round in which it serves",
+    "elected-mnist.csv",
+    ("Dirichlet 0.3",),
+    ELECTED,
+    SERVERS,
+    "mean",
+    ("success",),
+    judged="success",
+    setting=PERCEPTRON,
 ).table

@@ -358,6 +358,11 @@ class Algorithm(ABC):
         del broadcast, task, round_index, uploads, downloads
         return None
 
+    def elected_server(self, task: Task, cohort: IntArray, round_index: int) -> int | None:
+        """Return the client of a cohort, [C] ascending, that makes the step of this round; None, the default: none."""
+        del task, cohort, round_index
+        return None
+
     @abstractmethod
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Return the sum of the chunks' partial sums, taken in the order of the chunks."""

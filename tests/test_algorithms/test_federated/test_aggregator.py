@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.stats import trim_mean
+from scipy.stats import kstest, trim_mean
 
 import narrowcast as nc
 from narrowcast.algorithms.federated.aggregator import (
@@ -97,6 +97,17 @@ def aggregate(
     reference = reference or {name: np.median(values, axis=0) for name, values in changes.items()}
     context = AggregationContext(0, 1, last, reference)
     return rows({name: values[None] for name, values in aggregator.aggregate(changes, weights, context).items()})[0]
+
+
+def test_a_clip_adds_noise_of_the_round() -> None:
+    changes, clip = {"w": np.random.default_rng(0).normal(size=(5, 20_000))}, NormClip(noise=0.3)
+    without = NormClip().aggregate(changes, np.ones(5), AggregationContext(0, 1))["w"]
+    first, again, second = (
+        clip.aggregate(changes, np.ones(5), AggregationContext(0, index))["w"] - without for index in (1, 1, 2)
+    )
+    assert kstest(first / 0.3, "norm").pvalue > 1e-3
+    assert first.tobytes() == again.tobytes()
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
 
 
 @pytest.mark.parametrize("clients", [1, 2, 7, 10])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from digits import digits, make_task, relative_error, train
+from digits import digits, make_task, plain_client, relative_error, train
 from narrowcast.algorithms.attacks.inversion import cosines
+from narrowcast.algorithms.attacks.trigger import Trigger
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.server_free import ServerFree, ring_sum
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP
+from narrowcast.platform.rounds.adversary import recruited
 from narrowcast.platform.rounds.loop import rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.plan import Plan
@@ -29,11 +34,17 @@ WHOLE = 8 * (8 + 2 + 8 * VALUES)
 CODED = {"codec": [{"kind": "quantise", "levels": 4, "scale": "max"}, "entropy"]}
 
 
-def outcomes(algorithm: Any, clients: int = 11, n_rounds: int = 5, **plan: Any) -> Iterator[Outcome]:
+def outcomes(algorithm: Any, clients: int = 11, n_rounds: int = 5, task: Task = TASK, **plan: Any) -> Iterator[Outcome]:
     settings = Plan(rounds=n_rounds, clients_per_round=clients, chunk_size=4, checkpoint_every=1, **plan)
-    run = Run(settings, algorithm, TASK)
+    run = Run(settings, algorithm, task)
     run.check()
-    return rounds(run, local(algorithm, TASK))
+    return rounds(run, local(algorithm, task))
+
+
+def attacked(client: int, round_index: int) -> Task:
+    """The task with a client that poisons its images, and counts itself alone as the server, in one round."""
+    attack = Trigger(size=2, share=1, attackers=(client,), first_round=round_index, every=100, serving="alone")
+    return replace(TASK, adversary=recruited(attack, TASK.data, None, TASK.seed, TASK.private_seed))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +87,43 @@ def test_servers_are_drawn_by_the_seed() -> None:
     places = [drawn.server(5, 3, index) for index in range(1, 200)]
     assert places == [drawn.server(5, 3, index) for index in range(1, 200)]
     assert np.bincount(places).min() > 20
+
+
+@pytest.mark.parametrize("aggregator", [None, "median", "norm_clip"])
+def test_an_elected_server_that_attacks_makes_the_model_its_own_whatever_the_rule(aggregator: str | None) -> None:
+    algorithm, task = ServerFree.model_validate({"aggregator": aggregator}), attacked(0, 1)
+    assert task.adversary is not None
+    (outcome,) = outcomes(algorithm, n_rounds=1, task=task)
+    assert outcome.state is not None
+    wanted = plain_client(replace(task, data=task.adversary.data), algorithm.init(task), 0)
+    assert relative_error(algorithm.final(outcome.state.server), wanted) < 1e-6  # the module has float32
+    (honest,) = outcomes(algorithm, n_rounds=1)
+    assert honest.state is not None
+    assert relative_error(algorithm.final(honest.state.server), wanted) > 1e-2
+
+
+def test_an_attacker_serves_alone_in_its_turn_and_is_a_client_in_other_rounds() -> None:
+    """Of 11 clients, client 2 serves in round 3."""
+    algorithm = ServerFree.model_validate({"aggregator": "median"})
+
+    def models(task: Task) -> list[bytes]:
+        states = [outcome.state for outcome in outcomes(algorithm, n_rounds=3, task=task)]
+        return [arrays_sha256(algorithm.final(state.server)) for state in states if state]
+
+    def as_client(task: Task) -> Task:
+        assert task.adversary is not None
+        attack = task.adversary.attack.model_copy(update={"serving": "honest"})
+        return replace(task, adversary=replace(task.adversary, attack=attack))
+
+    served, honest = models(attacked(2, 3)), models(TASK)
+    assert [got == wanted for got, wanted in zip(served, honest, strict=True)] == [True, True, False]
+    assert served[2] != models(as_client(attacked(2, 3)))[2]
+    assert models(attacked(2, 2)) == models(as_client(attacked(2, 2)))
+
+
+def test_nobody_attacks_as_the_server_of_an_algorithm_without_elections() -> None:
+    with pytest.raises(UserError, match=r"attack\.serving = alone: algorithm\.kind = fedavg elects no client"):
+        outcomes(FedAvg(), task=attacked(0, 1))
 
 
 def test_a_ring_has_the_model_of_fedavg_and_bills_its_segments() -> None:

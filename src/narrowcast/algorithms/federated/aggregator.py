@@ -275,25 +275,33 @@ Radius = Annotated[float, Field(gt=0)] | Literal["median"]
 
 
 class NormClip(Aggregator):
-    """The weighted mean of the changes, each scaled down to a norm.
+    """The weighted mean of the changes, each scaled down to a norm, with normal noise if asked for.
 
-    Reference: Sun et al., Can You Really Backdoor Federated Learning?, 2019 (arXiv:1911.07963), section 4, without
-    noise. `radius: median` clips to the median of the round's norms.
+    Reference: Sun et al., Can You Really Backdoor Federated Learning?, 2019 (arXiv:1911.07963), section 4, where
+    `noise` is the weak differential privacy. `radius: median` clips to the median of the round's norms.
+
+    Differs from the paper: 1. the noise follows from the public seed, so that it is a defence and hides nothing.
     """
 
     kind: Literal["norm_clip"] = "norm_clip"
     radius: Radius = Field("median", description="largest L2 norm of a change; median: that of the round's norms")
+    noise: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="standard deviation of the noise in each coordinate of the mean"
+    )
 
     @property
     def traits(self) -> AggregatorTraits:
-        """Clipping depends on where 0 is, and on the scale unless the radius has it."""
-        fixed = self.radius != "median"
-        return AggregatorTraits(shifts=False, keeps_equal=not fixed, scales=not fixed)
+        """Clipping depends on where 0 is, and on the scale unless the radius has it; noise has a scale of its own."""
+        follows = self.radius == "median" and not self.noise
+        return AggregatorTraits(shifts=False, keeps_equal=follows, scales=follows)
 
     def aggregate(self, changes: Arrays, weights: FloatArray, context: AggregationContext) -> Arrays:
-        """Return the mean of the clipped changes."""
-        del context
-        return _tensors(weights / weights.sum() @ _clipped(_vectors(changes), self.radius), changes)
+        """Return the mean of the clipped changes, with noise."""
+        mean = weights / weights.sum() @ _clipped(_vectors(changes), self.radius)
+        if self.noise:
+            draw = generator(context.seed, "clip noise", context.round_index)
+            mean = mean + self.noise * draw.standard_normal(mean.shape)
+        return _tensors(mean, changes)
 
 
 class CentredClip(Aggregator):

@@ -123,6 +123,12 @@ class ServerFree(Averaging):
             return (round_index - 1) % n_clients
         return int(generator(seed, "elected server", round_index).integers(n_clients))
 
+    def elected_server(self, task: Task, cohort: IntArray, round_index: int) -> int | None:
+        """Return the client that serves; None around a ring."""
+        if self.exchange == "ring" or not len(cohort):
+            return None
+        return int(cohort[self.server(len(cohort), task.seed, round_index)])
+
     # The sum
 
     @property

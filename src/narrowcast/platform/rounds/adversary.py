@@ -2,7 +2,8 @@
 
 An attack is a field of the experiment, and no algorithm knows of it. Attackers do all that clients do: they train, are
 billed for what they send, and lose uploads. An attack changes the samples on which they train (`poison`), the terms of
-their local steps (`terms`) or the changes that they claim to have learnt (`tamper`), before these are encoded.
+their local steps (`terms`) or the changes that they claim to have learnt (`tamper`), before these are encoded. One that
+is elected as the server of a round may count only what attackers sent (`serving`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class Attack(Section, ABC):
     ) = Field(0.2, description="number or share of the clients that attack, drawn by the seed, or their indices")
     first_round: int = Field(1, ge=1, description="first round in which they attack; they are honest before")
     every: int = Field(1, ge=1, description="attack in every so many rounds from the first on; honest in between")
+    serving: Literal["honest", "alone"] = Field(
+        "honest",
+        description="of an attacker elected as server: as asked, or counting attackers alone",
+    )
 
     @property
     def sees(self) -> View:
@@ -128,9 +133,18 @@ class Adversary:
 
     def apart(self, round_index: int, cohort: IntArray) -> BoolArray | None:
         """Return the clients of a cohort that are to train as one chunk, [C]; None if chunks do not matter."""
-        if self.attack.sees == "own" or not (attacking := self.attacking(round_index, cohort)).any():
+        together = self.attack.sees != "own" or self.attack.serving == "alone"
+        if not together or not (attacking := self.attacking(round_index, cohort)).any():
             return None
         return attacking
+
+    def serves_alone(self, round_index: int, server: int | None) -> bool:
+        """Return whether the client that is the server of a round, if any is, counts attackers' uploads alone."""
+        return (
+            self.attack.serving == "alone"
+            and server is not None
+            and bool(self.attacking(round_index, np.array([server]))[0])
+        )
 
     def draw(self, chunk: Chunk, first: int) -> np.random.Generator:
         """Return the generator of the attackers of a chunk, the first of whom has this place in it."""

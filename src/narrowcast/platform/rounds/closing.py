@@ -53,7 +53,7 @@ def allocation_bits(live: LiveState, opened: OpenRound) -> Overhead:
 def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResult]) -> Outcome:
     """Step the server and commit a synchronous round; the caller fills in the outcome's wall time."""
     clock = live.run.plan.clock
-    stepped = step_server(live, opened.broadcast.arrays, [result.partial for result in results if not result.dropped])
+    stepped = step_server(live, opened.broadcast.arrays, counted(opened, results))
     ledger, until = account(opened, results)
     waited = np.minimum(ledger.seconds, until)
     if stepped.requested_bits is not None:
@@ -66,6 +66,19 @@ def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResul
     overhead = allocation_bits(live, opened)
     now = live.simulated_seconds + seconds
     return commit(live, stepped, opened.broadcast, results, ledger, now, seconds, overhead)
+
+
+def counted(opened: OpenRound, results: Sequence[ChunkResult]) -> list[Arrays]:
+    """Return the partial sums that the server of a round adds up: of all chunks that were trained.
+
+    An attacker that is the server may count the last chunk, which is the attackers', in place of each client.
+    """
+    task, round_index = opened.run.task, opened.round_index
+    if task.adversary is not None:
+        server = opened.run.algorithm.elected_server(task, opened.cohort, round_index)
+        if task.adversary.serves_alone(round_index, server):
+            return [] if results[-1].dropped else [results[-1].partial] * len(opened.cohort)
+    return [result.partial for result in results if not result.dropped]
 
 
 def with_requests(opened: OpenRound, ledger: RoundLedger, bits: IntArray, asked_at: float) -> RoundLedger:

@@ -210,6 +210,11 @@ def check_attack(algorithm: Algorithm, task: Task, *, buffered: bool) -> None:
     if (adversary := task.adversary) is None:
         return
     attack, clients = adversary.attack, np.arange(1)
+    if attack.serving == "alone" and algorithm.elected_server(task, clients, 1) is None:
+        raise UserError(
+            f"attack.serving = alone: algorithm.kind = {algorithm.kind} elects no client as its server; use "
+            "algorithm.kind = server_free with exchange = elected, or serving = honest"
+        )
     if attack.sees != "own" and buffered:
         raise UserError(
             f"attack.kind = {attack.kind}: attackers follow the changes of others, and on a buffered schedule clients "  # type: ignore[attr-defined]
