@@ -1,4 +1,4 @@
-"""Exact and coded gossip on a ring of 16 clients, and exact on a torus: consensus error and loss against bits."""
+"""Exact and coded gossip on a ring and a torus of 16 clients: consensus error and loss against bits."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ class Network:
         return f"{np.mean(needed):.3g} Mbit" if np.isfinite(needed).all() else "never"
 
 
-NETWORKS = (Network("ring", 16, METHODS), Network("torus", 16, {EXACT: METHODS[EXACT]}))
+NETWORKS = (
+    Network("ring", 16, METHODS),
+    Network("torus", 16, {name: METHODS[name] for name in (EXACT, "CHOCO, 4 bits", "CHOCO, 1 bit", "CHOCO, top 5 %")}),
+)
 
 
 def judge_networks(*parts: Lines) -> list[PaperVerdict]:
@@ -114,7 +117,7 @@ def plot_networks(*lines_and_path: Any) -> None:
     """Draw loss and consensus error against the bits that a client sent, means over the seeds; the torus dotted."""
     *parts, path = lines_and_path
     assert isinstance(path, Path)
-    figure, panels = new_figure("Clients' own models on all test images, against the bits that each client sent", 2)
+    figure, panels = new_figure("Clients' own models on all test images, against bits sent: ring, and torus dotted", 2)
     colours = colormaps["tab10"]
     for axes, (column, title) in zip(
         panels, {"loss": "test loss", "consensus": "consensus error"}.items(), strict=True
@@ -126,7 +129,7 @@ def plot_networks(*lines_and_path: Any) -> None:
                         np.mean([[float(line[key]) for line in of_seed] for of_seed in of_seeds.values()], axis=0)
                         for key in ("megabits", column)
                     )
-                    label = method if style == "-" else f"{method}, {network.topology}"
+                    label = method if style == "-" else None
                     axes.plot(x, y, style, color=colours(place), label=label, linewidth=1.2)
         axes.set(xscale="log", yscale="log", ylabel=title, xlabel="megabits sent by a client")
     panels[0].legend(fontsize=7, frameon=False)

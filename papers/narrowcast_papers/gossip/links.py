@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 
-from narrowcast.platform.tracking.figures import COLOURS, new_figure
+from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.runs.significance import mean_interval
 from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.tables import MeasuredTable, Measurements
@@ -107,9 +108,10 @@ def plot_links(*lines_and_path: Any) -> None:
     assert isinstance(path, Path)
     figure, (by_time, by_bits) = new_figure("Accuracy of clients' own models over the same unequal links", 2)
     cells = _cells(*parts)
-    for index, (name, (lines, own, _)) in enumerate(cells.items()):
+    colours, order = colormaps["tab10"], [*SERVED, *WITHOUT]
+    for name, (lines, own, _) in cells.items():
         of_seeds = list(tests(lines, own).values())
-        colour, style = COLOURS[index % len(COLOURS)], "--" if own in SERVED else "-"
+        colour, style = colours(order.index(own)), "--" if own in SERVED else ":" if name.endswith("torus") else "-"
         accuracy, seconds, up, down = (
             np.mean([[float(line[column]) for line in of_seed] for of_seed in of_seeds], axis=0)
             for column in ("accuracy", "seconds", "megabits", "megabits_down")
