@@ -206,9 +206,9 @@ class Matrix:
         figure.savefig(path, dpi=100)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=len(TUNING_SEEDS))
 def data_of(source: Any) -> Any:
-    """Return a data set, of which the last one stays in memory."""
+    """Return a data set, of which those of as many seeds as tune stay in memory."""
     return source.load()
 
 
