@@ -53,3 +53,14 @@ def test_no_time_measures_nothing_and_a_moment_one(tmp_path: Path) -> None:
     assert table(made).rows(tmp_path, tmp_path, Effort(seconds=0)) == ([],)
     table(made).rows(tmp_path, tmp_path, Effort(seconds=1e-9))
     assert made == [("tried", 0.5)]
+
+
+def test_keys_that_a_plan_waits_for_are_asked_for_once() -> None:
+    def planned(lines: Lines) -> Iterator[tuple[str]]:
+        while not lines:
+            yield from (("first",), ("second",))
+        yield ("third",)
+
+    part = Measurements("", ("what",), ("square",), planned, lambda _: [])
+    assert list(part.missing([])) == [("first",), ("second",)]
+    assert list(part.missing([{"what": "first", "square": "1"}])) == [("third",)]

@@ -132,13 +132,20 @@ class Measurements:
         return list({tuple(map(line.get, self.columns)): line for line in whole}.values())
 
     def missing(self, lines: Lines) -> Iterator[tuple[Any, ...]]:
-        """Yield the keys of measurements that the lines lack."""
-        done, seen = set[tuple[str, ...]](), 0
+        """Yield the keys of measurements that the lines lack, each once.
+
+        A plan that waits for a measurement plans it again, which ends the keys if nobody has made it meanwhile.
+        """
+        done, asked, seen = set[tuple[str, ...]](), set[tuple[str, ...]](), 0
         for key in self.planned(lines):
             done |= {tuple(line[name] for name in self.key) for line in lines[seen:] if line[self.columns[-1]]}
-            seen = len(lines)
-            if tuple(as_text(value, self.digits) for value in key) not in done:
-                yield key
+            seen, words = len(lines), tuple(as_text(value, self.digits) for value in key)
+            if words in done:
+                continue
+            if words in asked:
+                return
+            asked.add(words)
+            yield key
 
     def made(self, lines: Lines, folder: Path) -> Iterator[Line]:
         """Make what the lines lack, add it to them and to the file of the folder, and yield its last line."""
