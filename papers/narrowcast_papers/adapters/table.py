@@ -43,6 +43,8 @@ def _quantised(levels: int) -> list[Any]:
 _EIGHT, _FOUR, _TWO = 127, 7, 1
 """Levels of as many bits, before entropy coding."""
 _DOWN, _COARSELY_DOWN = ({"download": {"step": step}} for step in (0.003, 0.01))
+_HELD = {"downlink": "from_start"}
+"""Clients hold the base, as those of adapters do, and are sent what has been added to it."""
 CLIPPED: Mapping[str, Any] = {"kind": "adamw", "clip_norm": 1.0}
 SMALL_STEPS = tuple(0.03 * 10 ** (-step / 2) for step in range(8))
 BY_ADAMW = Comparison(
@@ -50,7 +52,12 @@ BY_ADAMW = Comparison(
     "lora-sotu-adamw.csv",
     {
         **{name: METHODS[name] for name in (FEDIT, "FlexLoRA", "FFA-LoRA", "CoLR", SCOLR, FEDAVG)},
-        "SCoLR, coded download": Method({"kind": "scolr", "rank": 8, **_DOWN}, first_rate=SMALL_STEPS[3]),
+        "SCoLR, base held": Method({"kind": "scolr", "rank": 8}, fields=_HELD, first_rate=SMALL_STEPS[3]),
+        "SCoLR, 4 bits both ways, base held": Method(
+            {"kind": "scolr", "rank": 8, "codec": _quantised(_FOUR), "downlink_codec": _quantised(_FOUR)},
+            fields=_HELD,
+            first_rate=SMALL_STEPS[3],
+        ),
         "FedAvg, 2 bits": Method({"kind": "fedavg", "codec": _quantised(_TWO)}, first_rate=SMALL_STEPS[3]),
         "FedIT, 2 bits, coded download": Method({"kind": "lora", "codec": _quantised(_TWO), **_DOWN}, 4),
         "FedIT, 2 bits, coarse download": Method({"kind": "lora", "codec": _quantised(_TWO), **_COARSELY_DOWN}, 4),

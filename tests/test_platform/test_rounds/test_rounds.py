@@ -180,6 +180,20 @@ def test_catch_up_by_hand() -> None:
 
 
 @by_kind
+def test_clients_that_hold_the_start_are_charged_all_updates_or_the_whole_model(algorithm: Algorithm) -> None:
+    recorder = Recorder(algorithm)
+    plan = Plan(rounds=12, clients_per_round=4, sampling="uniform", downlink="from_start")
+    last_seen: dict[int, int] = {}
+    for outcome in run(plan, recorder, make_task()):
+        now, full = outcome.record.round, recorder.full_bits[outcome.record.round - 1]
+        for client, got in zip(outcome.ledger.client.tolist(), outcome.ledger.downlink_bits.tolist(), strict=True):
+            missed = recorder.update_bits[max(last_seen.get(client, 0), 1) : now]
+            last_seen[client] = now
+            assert got == (0 if now == 1 else full if None in missed else min(full, sum(missed)))
+    assert len(last_seen) > 4
+
+
+@by_kind
 def test_totals_add_up(algorithm: Algorithm) -> None:
     plan = Plan(rounds=5, clients_per_round=5, chunk_size=2, checkpoint_every=1, evaluate_every=2)
     totals = np.zeros(3)

@@ -23,18 +23,21 @@ from narrowcast.platform.types import BoolArray, Chunk, FloatArray, IntArray
 def download_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> IntArray:
     """Return the size of the model that each client is sent, as `Plan.downlink` says, [C]."""
     run, round_index = live.run, live.round_index + 1
-    catches_up = run.plan.downlink == "catch_up"
+    catches_up = run.plan.downlink != "every_round"
     last_round = live.population.last_round[clients] if catches_up else np.full(len(clients), round_index - 1)
     recipients = Recipients(clients, last_round, round_index)
     sizes = run.algorithm.download_bits(live.server, broadcast, run.task, recipients)
     if sizes is not None:
         return sizes
     full = np.full(len(clients), broadcast.full.wire_bits())
+    has_start = run.plan.downlink == "from_start"
+    if has_start and round_index == 1:
+        return np.zeros_like(full)
     if broadcast.update is None:
         return full
     sent_before = np.cumsum([0, *live.update_bits, broadcast.update.wire_bits()])
     missed = last_round if catches_up else len(live.update_bits)
-    follows = last_round > 0 if catches_up else np.array(True)
+    follows = (last_round > 0) | has_start if catches_up else np.array(True)
     return np.where(follows, np.minimum(sent_before[-1] - sent_before[missed], full), full)
 
 

@@ -95,8 +95,9 @@ class Plan(Section):
     """Fields of an experiment that concern its rounds.
 
     `downlink: catch_up` charges each client the updates of the rounds it missed, or the whole model if that is less.
-    `every_round` assumes that all clients listen to every broadcast and charges the cohort one round's update, as the
-    CoLR paper does.
+    `from_start` does so for clients that hold the model before round 1, as those of `start_from`: a newcomer is charged
+    the updates of all rounds, and nobody is sent anything in round 1. `every_round` assumes that all clients listen to
+    every broadcast and charges the cohort one round's update, as the CoLR paper does.
 
     The server waits for the first `clients_per_round` uploads of the sampled clients, and no longer than
     `deadline_seconds`. A late client has received, computed and sent; all of it is counted, and its upload is not
@@ -148,8 +149,10 @@ class Plan(Section):
     chunk_size: int = Field(
         30, ge=1, description="largest number of clients trained as one tensor program; results depend on it"
     )
-    downlink: Literal["catch_up", "every_round"] = Field(
-        "catch_up", description="downlink accounting: the updates a client missed, or one update for each of the cohort"
+    downlink: Literal["catch_up", "from_start", "every_round"] = Field(
+        "catch_up",
+        description="downlink accounting: the updates a client missed, where newcomers hold nothing, or hold the model "
+        "before round 1; or one update for each of the cohort",
     )
     clock: Clock = Field(Clock(), description="constants of the virtual clock")
     radio: Radio | None = Field(
