@@ -114,7 +114,14 @@ OVER_LINKS = Comparison(
         "means of columns, ranks": Method({"kind": "lora", "rank_policy": IN_TIME}, 8),
         "HetLoRA, ranks": Method({"kind": "lora", "combine": "padded", "rank_policy": IN_TIME}, 8),
         "FlexLoRA, ranks": Method({"kind": "lora", "combine": "product", "rank_policy": IN_TIME}, 8),
-        "SCoLR, ranks": Method({"kind": "scolr", "rank": 8, "rank_policy": IN_TIME}, first_rate=SMALL_STEPS[3]),
+        "SCoLR, ranks": Method(
+            {"kind": "scolr", "rank": 8, "rank_policy": IN_TIME, "downlink_codec": _quantised(_FOUR)},
+            fields=_HELD,
+            first_rate=SMALL_STEPS[3],
+        ),
+        "FedAvg, 2 bits, coded download": Method(
+            {"kind": "fedavg", "codec": _quantised(_TWO), **_DOWN}, first_rate=SMALL_STEPS[3]
+        ),
     },
     "FedIT, all waited for",
     CLIPPED,
