@@ -16,7 +16,7 @@ from narrowcast_papers.adapters.comparison import ROUNDS, TEST_SEEDS, TUNING_SEE
 from papers import PAPERS, targets
 
 COMPARISONS = {
-    **{"lora-sotu": table.BY_SGD, "lora-sotu-adamw": table.BY_ADAMW},
+    **{"lora-sotu": table.BY_SGD, "lora-sotu-more": table.MORE_BY_SGD, "lora-sotu-adamw": table.BY_ADAMW},
     **{"lora-bits": table.IN_FEW_BITS, "lora-links": table.OVER_LINKS},
 }
 SMALL = Comparison(
