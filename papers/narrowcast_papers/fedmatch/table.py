@@ -99,7 +99,7 @@ METHODS: Mapping[str, Learner] = {
 FedMatch's factors are those of its released code, 10 for labels and 0.01 for images without, and helpers are there in
 every tenth round. Without the terms of images without labels, psi follows sigma alone.
 """
-CASES = (*((CLIENT, name) for name in METHODS), *((SERVER, name) for name in METHODS if name != UNUSED))
+CASES = tuple((labels, name) for labels in LABELS for name in METHODS)
 """Where labels are, and the methods there."""
 PAIRS = (
     *((method, ALONE) for method in METHODS if method != ALONE),
@@ -177,9 +177,11 @@ def planned(lines: Lines) -> Iterator[tuple[Any, ...]]:
 
 
 def curve(lines: Lines, labels: str, method: str, column: str) -> list[list[float]]:
-    """Return a column at each evaluation of each test run, [seeds, evaluations]; empty unless all are there."""
+    """Return a column at each evaluation of each test run at the chosen rate, [seeds, evaluations]; empty without."""
     there = of_method(lines, labels, method)
-    of_seeds = [[float(line[column]) for line in there if line["seed"] == str(seed)] for seed in TEST_SEEDS]
+    best, _ = METHODS[method].searched(there, labels)
+    tested = [line for line in there if best is not None and line["rate"] == as_text(best)]
+    of_seeds = [[float(line[column]) for line in tested if line["seed"] == str(seed)] for seed in TEST_SEEDS]
     return of_seeds if all(of_seeds) else []
 
 
