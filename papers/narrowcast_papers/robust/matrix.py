@@ -132,18 +132,16 @@ class Matrix:
         return [line for line in lines if line["round"] == final] if "round" in self.columns else lines
 
     def planned(self, lines: Lines) -> Iterator[tuple[int, str, str, str, float]]:
-        """Yield the runs that choose the rate of each method, then those of all cells with it."""
-        for split in self.splits:
-            rates = {method: list(self.first_rates) for method in self.methods}
-            for method, tried in rates.items():
-                while (best := best_rate(self.last(lines), split, method, tried)) in (None, min(tried), max(tried)):
-                    if best is not None:
-                        tried.append(best / FACTOR if best == min(tried) else best * FACTOR)
-                    for seed in TUNING_SEEDS:
-                        yield from ((seed, split, method, NONE, rate) for rate in tried)
-            for seed, (method, tried) in product(self.test_seeds, rates.items()):
-                best = best_rate(self.last(lines), split, method, tried)
-                assert best is not None, "its runs were made"
+        """Yield the runs that choose the rate of a method, then those of all its cells with it; so for each method."""
+        for split, method in product(self.splits, self.methods):
+            tried = list(self.first_rates)
+            while (best := best_rate(self.last(lines), split, method, tried)) in (None, min(tried), max(tried)):
+                if best is not None:
+                    tried.append(best / FACTOR if best == min(tried) else best * FACTOR)
+                for seed in TUNING_SEEDS:
+                    yield from ((seed, split, method, NONE, rate) for rate in tried)
+            assert best is not None, "its runs were made"
+            for seed in self.test_seeds:
                 yield from ((seed, split, method, attack, best) for attack in self.attacks)
 
     def judge(self, lines: Lines) -> list[PaperVerdict]:

@@ -87,7 +87,7 @@ DEFENCES = {
     "norm clip, noise": _by({"kind": "norm_clip", "radius": "median", "noise": 0.025}),
 }
 
-TURNS = (1, 10, 20, 25, 28, 29, 30)
+TURNS = (10, 20, 27, 29, 30)
 _SERVER_FREE: Mapping[str, Any] = {"kind": "server_free", "weights": "equal"}
 ELECTED: Settings = {"mean": _SERVER_FREE, "norm clip": {**_SERVER_FREE, "aggregator": {"kind": "norm_clip"}}}
 
