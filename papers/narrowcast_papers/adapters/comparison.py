@@ -1,6 +1,6 @@
 """Methods that tune a transformer, trained on addresses before 1900, to those of each president since.
 
-The clients are the 22 presidents by party since 1900, of whom 6 take part in each of 12 rounds. The learning rate of a
+The clients are the 22 presidents by party since 1900, of whom 6 take part in each round. The learning rate of a
 method is the best on validation text of three seeds that are not test seeds: from one rate to the next ones, until
 neither neighbour is better.
 """
@@ -49,6 +49,7 @@ class Method:
     fields: Mapping[str, Any] = field(default_factory=dict)
     first_rate: float | None = None
     adapters: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = ROUNDS
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Comparison:
                 "start_from": None if its.rank else base,
                 "algorithm": its.algorithm,
                 "training": {**self.training, "learning_rate": rate, "batch_size": 16, "epochs": 1},
-                **{"rounds": ROUNDS, "clients_per_round": 6, "evaluate_every": EVERY, "backend": "local"},
+                **{"rounds": its.rounds, "clients_per_round": 6, "evaluate_every": EVERY, "backend": "local"},
                 **self.fields,
                 **its.fields,
             }
@@ -128,7 +129,7 @@ class Comparison:
                 for line in lines
                 if line["method"] == method
                 and int(line["seed"]) in TUNING_SEEDS
-                and int(line["round"]) == ROUNDS
+                and int(line["round"]) == self.methods[method].rounds
                 and np.isclose(float(line["rate"]), point[0])
             ]
             if len(values) < len(TUNING_SEEDS):
@@ -156,7 +157,7 @@ class Comparison:
         reached = {
             method: values
             for method in self.methods
-            if len(values := by_seed(lines, method, "test")) == len(TEST_SEEDS)
+            if len(values := self.last(lines, method, "test")) == len(TEST_SEEDS)
         }
         others = [method for method in reached if method != self.reference] if self.reference in reached else []
         tests = corrected([compare_paired(reached[method], reached[self.reference]) for method in others])
@@ -165,7 +166,7 @@ class Comparison:
         if base := self.of_base(lines):
             verdicts.append(PaperVerdict("the base, untrained", "", mean_and_spread(base, 3), "0 MB", "", base))
         for method, values in reached.items():
-            up, down = (np.mean(by_seed(lines, method, column)) for column in ("up", "down"))
+            up, down = (np.mean(self.last(lines, method, column)) for column in ("up", "down"))
             said, difference = f"{up:.3g} MB up, {down:.3g} MB down", ""
             if self.target:
                 said += f"; {self.target} after {_seconds(self.needed(lines, method))}"
@@ -184,6 +185,10 @@ class Comparison:
             if best is not None:
                 yield Choice(method, "learning rate", best, tuple(tried), len(TUNING_SEEDS))
 
+    def last(self, lines: Lines, method: str, column: str) -> tuple[float, ...]:
+        """Return a column after a method's last round of each test seed, of those that there are."""
+        return by_seed(lines, method, column, self.methods[method].rounds)
+
     def of_base(self, lines: Lines) -> tuple[float, ...]:
         """Return the perplexity of the base, of each test seed."""
         return next((base for method in self.methods if (base := by_seed(lines, method, "test", 0))), ())
@@ -201,9 +206,9 @@ class Comparison:
     def plot(self, lines: Lines, path: Path) -> None:
         """Draw the perplexity of each method over the megabytes, or over the seconds if there is a target."""
         figure, (axes,) = new_figure(self.title, 1)
-        marks = range(EVERY, ROUNDS + 1, EVERY)
         for method in self.methods:
-            if by_seed(lines, method, "test"):
+            if self.last(lines, method, "test"):
+                marks = range(EVERY, self.methods[method].rounds + 1, EVERY)
                 curve = [np.mean(by_seed(lines, method, "test", of_round)) for of_round in marks]
                 spent = ("seconds",) if self.target else ("up", "down")
                 axes.plot(
@@ -260,7 +265,7 @@ def base_file() -> str:
     return str(path)
 
 
-def by_seed(lines: Lines, method: str, column: str, of_round: int = ROUNDS) -> tuple[float, ...]:
+def by_seed(lines: Lines, method: str, column: str, of_round: int) -> tuple[float, ...]:
     """Return a column after a round of each test seed, of those that there are."""
     chosen = [
         line
@@ -270,6 +275,6 @@ def by_seed(lines: Lines, method: str, column: str, of_round: int = ROUNDS) -> t
     return tuple(float(line[column]) for line in sorted(chosen, key=lambda line: int(line["seed"])))
 
 
-def total(lines: Lines, method: str, of_round: int = ROUNDS, columns: tuple[str, ...] = ("up", "down")) -> float:
+def total(lines: Lines, method: str, of_round: int, columns: tuple[str, ...] = ("up", "down")) -> float:
     """Return the mean of the sum of some columns up to a round: the megabytes of both directions."""
     return float(sum(np.mean(by_seed(lines, method, column, of_round)) for column in columns))

@@ -75,6 +75,15 @@ BY_ADAMW = Comparison(
         "FedAvg, 2 bits, coded download": Method(
             {"kind": "fedavg", "codec": _quantised(_TWO), **_DOWN}, first_rate=SMALL_STEPS[3]
         ),
+        "FedIT, 2 bits, coarse download, 44 rounds": Method(
+            {"kind": "lora", "codec": _quantised(_TWO), **_COARSELY_DOWN}, 4, first_rate=SMALL_STEPS[1], rounds=44
+        ),
+        "SCoLR, 4 bits both ways, base held, 28 rounds": Method(
+            {"kind": "scolr", "rank": 8, "codec": _quantised(_FOUR), "downlink_codec": _quantised(_FOUR)},
+            fields=_HELD,
+            first_rate=SMALL_STEPS[3],
+            rounds=28,
+        ),
     },
     FEDIT,
     CLIPPED,
