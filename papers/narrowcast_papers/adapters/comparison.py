@@ -218,7 +218,7 @@ class Comparison:
             axes.axhline(float(np.mean(base)), color="0.6", linestyle="--", label="base")
         label = "simulated seconds" if self.target else "uplink and downlink (MB)"
         axes.set(xlabel=label, ylabel="perplexity of a byte", xscale="log")
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, framealpha=1)
         figure.savefig(path, dpi=100)
 
 
