@@ -63,6 +63,9 @@ def test_the_seconds_to_a_target_are_those_of_the_first_round_below_it() -> None
     assert SMALL.needed(lines, "a") == [40.0 + seed for seed in TEST_SEEDS]
     assert SMALL.needed(lines, "b") == [10.0 * ROUNDS + seed for seed in TEST_SEEDS]
     assert replace(SMALL, target=5.0).needed(lines, "a") == [np.inf] * len(TEST_SEEDS)
+    bases = [line(0, method, 0.1, 0, base, 0.0) for method, base in (("a", 6.4), ("b", 6.37))]
+    assert SMALL.judge([*lines, bases[0]])[0].verdict == "0 MB"
+    assert "several bases" in SMALL.judge([*lines, *bases])[0].verdict
     verdicts = {verdict.what: verdict for verdict in SMALL.judge(lines)}
     assert "1 MB up, 2 MB down; 6.0 after 42 s (5 of 5 seeds)" in verdicts["a"].verdict
 

@@ -102,14 +102,11 @@ class Comparison:
         Round 0 is the base, which nobody has trained.
         """
         run, outcomes = played(self.experiment(method, rate, seed, base_file()))
-        if method == self.reference:
-            algorithm, task = run.algorithm, run.task
-            server = algorithm.final(algorithm.init(task))
-            of_base = [
-                task.model.evaluate(server, {}, task.data, split)["perplexity"] for split in ("validation", "test")
-            ]
-            start = {"round": 0, "validation": of_base[0], "test": of_base[1], "up": 0.0, "down": 0.0}
-            yield {**start, **({"seconds": 0.0} if self.target else {})}
+        algorithm, task = run.algorithm, run.task
+        server = algorithm.final(algorithm.init(task))
+        of_base = [task.model.evaluate(server, {}, task.data, split)["perplexity"] for split in ("validation", "test")]
+        start = {"round": 0, "validation": of_base[0], "test": of_base[1], "up": 0.0, "down": 0.0}
+        yield {**start, **({"seconds": 0.0} if self.target else {})}
         for outcome in outcomes:
             if outcome.metrics:
                 yield {
@@ -164,7 +161,8 @@ class Comparison:
         tested = dict(zip(others, tests, strict=True))
         verdicts = []
         if base := self.of_base(lines):
-            verdicts.append(PaperVerdict("the base, untrained", "", mean_and_spread(base, 3), "0 MB", "", base))
+            said = "0 MB" if len(set(base)) == 1 else "runs of several bases, from machines that round otherwise"
+            verdicts.append(PaperVerdict("the base, untrained", "", mean_and_spread(base, 3), said, "", base))
         for method, values in reached.items():
             up, down = (np.mean(self.last(lines, method, column)) for column in ("up", "down"))
             said, difference = f"{up:.3g} MB up, {down:.3g} MB down", ""
@@ -190,8 +188,8 @@ class Comparison:
         return by_seed(lines, method, column, self.methods[method].rounds)
 
     def of_base(self, lines: Lines) -> tuple[float, ...]:
-        """Return the perplexity of the base, of each test seed."""
-        return next((base for method in self.methods if (base := by_seed(lines, method, "test", 0))), ())
+        """Return the perplexity of the base, of each run of a test seed that has it."""
+        return tuple(base for method in self.methods for base in by_seed(lines, method, "test", 0))
 
     def needed(self, lines: Lines, method: str) -> list[float]:
         """Return the seconds after which each test seed is at the target or below, inf where none of its rounds is."""
