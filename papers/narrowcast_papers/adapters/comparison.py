@@ -204,20 +204,21 @@ class Comparison:
     def plot(self, lines: Lines, path: Path) -> None:
         """Draw the perplexity of each method over the megabytes, or over the seconds if there is a target."""
         figure, (axes,) = new_figure(self.title, 1)
-        for method in self.methods:
+        spent = ("seconds",) if self.target else ("up", "down")
+        for place, method in enumerate(self.methods):
             if self.last(lines, method, "test"):
                 marks = range(EVERY, self.methods[method].rounds + 1, EVERY)
                 curve = [np.mean(by_seed(lines, method, "test", of_round)) for of_round in marks]
-                spent = ("seconds",) if self.target else ("up", "down")
-                axes.plot(
-                    [total(lines, method, of_round, spent) for of_round in marks], curve, marker="o", label=method
-                )
+                turn, colour = divmod(place, 10)
+                costs = [total(lines, method, of_round, spent) for of_round in marks]
+                (drawn,) = axes.plot(costs, curve, f"C{colour}", linestyle=("-", ":")[turn], marker="os"[turn])
+                drawn.set(markersize=4, label=method)
         if base := self.of_base(lines):
             axes.axhline(float(np.mean(base)), color="0.6", linestyle="--", label="base")
         label = "simulated seconds" if self.target else "uplink and downlink (MB)"
         axes.set(xlabel=label, ylabel="perplexity of a byte", xscale="log")
-        axes.legend(fontsize=8, framealpha=1)
-        figure.savefig(path, dpi=100)
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+        figure.savefig(path, dpi=100, bbox_inches="tight")
 
 
 def _seconds(needed: list[float]) -> str:
