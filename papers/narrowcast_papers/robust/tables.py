@@ -68,9 +68,11 @@ THROUGH_CODECS: Settings = {
 }
 """The last one is an attack in the last round alone."""
 _TRIGGER: Mapping[str, Any] = {"kind": "trigger", "target": 2}
+_UNTOUCHED: Mapping[str, Any] = {**_TRIGGER, "first_round": ROUNDS + 1}
+"""Nobody attacks, and success is what the model errs."""
 _REPLACED: Mapping[str, Any] = {**_TRIGGER, "factor": None, "every": 1000}
 BACKDOORS: Settings = {
-    NONE: {**_TRIGGER, "first_round": ROUNDS + 1},
+    NONE: _UNTOUCHED,
     "trigger, 1 attacker": {**_TRIGGER, "attackers": 1},
     "trigger, 4 attackers": _TRIGGER,
     "DBA, 4 attackers": {**_TRIGGER, "distributed": True},
@@ -78,7 +80,7 @@ BACKDOORS: Settings = {
     "replacement, 10 rounds before": {**_REPLACED, "attackers": 1, "first_round": 20},
     "DBA, replacement, last round": {**_REPLACED, "distributed": True, "first_round": 30},
 }
-"""Four attackers with a bar each brighten as many pixels as one with the whole trigger; with none nobody attacks."""
+"""Four attackers with a bar each brighten as many pixels as one with the whole trigger."""
 DEFENCES = {
     **{
         name: RULES[name]
@@ -98,7 +100,7 @@ def _in_turn(turn: int, **fields: Any) -> Mapping[str, Any]:
 
 
 SERVERS: Settings = {
-    NONE: {**_TRIGGER, "first_round": ROUNDS + 1},
+    NONE: _UNTOUCHED,
     **{f"server of round {turn}": _in_turn(turn, factor=1.0, serving="alone") for turn in TURNS},
     "client in round 30": _in_turn(30, factor=1.0),
     "replacement in round 30": _in_turn(30),

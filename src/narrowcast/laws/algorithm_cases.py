@@ -11,12 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from narrowcast.algorithms.local_training.ratings import AlternatingGradient, RatingSGD
-from narrowcast.laws.small_tasks import (
-    PLAN,
-    run,
-    task_of,
-    train_everyone,
-)
+from narrowcast.laws.small_tasks import PLAN, run, task_of, train_everyone
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.adapters import Adapters
