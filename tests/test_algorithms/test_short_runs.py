@@ -24,7 +24,7 @@ QUICK = (
     *("fedavg", "fedavg band", "fedavg median band", "fedavg buffered", "fednova", "qffl", "afl", "feddyn", "scaffold"),
     *("apfl", "local", "fine_tune", "ditto", "partial", "per_fedavg", "pfedme", "d_psgd", "choco_sgd"),
     *("dynamic_averaging", "semi_supervised", "semi_supervised server", "fedmatch", "fedmatch server"),
-    *("server_free", "server_free ring", "dcd_psgd", "push_sum"),
+    *("server_free", "server_free ring", "dcd_psgd", "push_sum", "choco_sgd unequal"),
     *("submodel disjoint", "submodel graph", "fedma", "fedmd", "scolr network"),
     *("fedmf feedback", "colr", "scolr", "adaptive_svd rows", "fedmavg"),
 )

@@ -27,6 +27,7 @@ PUBLIC = {
     ("algorithms/federated/topology.py", "'topology'"),
     ("algorithms/federated/topology.py", "'matching'"),
     ("algorithms/federated/topology.py", "'link outages'"),
+    ("algorithms/federated/link_rates.py", "'link rates'"),
     ("platform/rounds/sampling.py", "'cohort'"),
     ("platform/rounds/sampling.py", "'new clients'"),
     ("platform/rounds/adversary.py", "'attackers'"),

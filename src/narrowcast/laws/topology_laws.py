@@ -1,4 +1,4 @@
-"""Laws of topologies: symmetric weights of rows that sum to 1, on links that connect all clients."""
+"""Laws of topologies: symmetric weights of rows that sum to 1, on links that connect all clients, and their rates."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ class TopologyCase:
     def links(self, round_index: int) -> IntArray:
         """Return the links of a round, [E, 2]."""
         return self.topology.links(self.clients, round_index, _SEED)
+
+    def rates(self, pairs: IntArray) -> FloatArray | None:
+        """Return the rates of links between pairs of clients [n, 2], [n]."""
+        return self.topology.rates(pairs, _SEED)
 
     def weights(self, round_index: int) -> FloatArray:
         """Return the weights of a round, [U, U]."""
@@ -102,9 +106,25 @@ def links_depend_on_seed_and_round_alone(case: TopologyCase) -> None:
         require(np.array_equal(links, again), "the same round has other links")
 
 
+def rates_are_those_of_pairs(case: TopologyCase) -> None:
+    """Ask for the rates of links, if there are any, of each link alone and from its other end."""
+    for round_index in case.rounds:
+        links = case.links(round_index)
+        if (rates := case.rates(links)) is None:
+            return
+        require(np.shape(rates) == (len(links),), f"{len(links)} links have rates of the shape {np.shape(rates)}")
+        require((np.isfinite(rates) & (rates > 0)).all(), "a rate is not finite and above 0")
+        for link, rate in zip(links[:5], rates[:5], strict=True):
+            alone = case.rates(link[np.newaxis, ::-1])
+            same = alone is not None and alone.tolist() == [rate]
+            require(same, f"the link of {link[0]} and {link[1]} has {rate} and {alone} bit/s")
+
+
 def digest_of(case: TopologyCase) -> str:
-    """Return the sha256 of the weights of rounds 1 and 2."""
-    return digest({str(index): case.weights(index) for index in (1, 2)})
+    """Return the sha256 of the weights and of the rates, if there are any, of rounds 1 and 2."""
+    rates = {f"rates {index}": case.rates(case.links(index)) for index in (1, 2)}
+    given = {name: values for name, values in rates.items() if values is not None}
+    return digest({**{str(index): case.weights(index) for index in (1, 2)}, **given})
 
 
 LAWS = (
@@ -113,4 +133,5 @@ LAWS = (
     weights_are_on_links_alone,
     models_come_to_agree,
     links_depend_on_seed_and_round_alone,
+    rates_are_those_of_pairs,
 )

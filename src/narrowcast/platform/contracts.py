@@ -358,6 +358,15 @@ class Algorithm(ABC):
         del broadcast, task, round_index, uploads, downloads
         return None
 
+    def sending_rates(self, task: Task, clients: IntArray, round_index: int) -> FloatArray | None:
+        """Return the bits per second at which each client sends, [C], if links between clients have rates of their own.
+
+        What goes over such a link takes its time while it is sent, and none when its receiver downloads it. None, the
+        default: the rates of the fleet or the radio.
+        """
+        del task, clients, round_index
+        return None
+
     def elected_server(self, task: Task, cohort: IntArray, round_index: int) -> int | None:
         """Return the client of a cohort, [C] ascending, that makes the step of this round; None, the default: none."""
         del task, cohort, round_index

@@ -26,7 +26,7 @@ from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.traits import Traits
-from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates, PrefixedArrays
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates, PrefixedArrays
 
 MODELS = PrefixedArrays("models/")
 """The models of all clients, [U, ...] each."""
@@ -71,6 +71,9 @@ class Gossip(ClientPass):
     without a neighbour in a round sends it once. What neighbours sent is downloaded at the start of the next round in
     which a client takes part, and again if that client's own message is lost, which acknowledges it. In its first round
     a client downloads the first model. `consensus_error` is the mean of ||x_i - mean||^2 over all clients.
+
+    Where the topology has rates of its links, a client sends to all neighbours at the same time, and takes as long as
+    its slowest link. What it hears has come by then: only the first model takes time to download, by the fleet's rates.
 
     A subclass says in `message` what clients send, and in `mixed_models` how they mix it.
     """
@@ -150,6 +153,18 @@ class Gossip(ClientPass):
     def receivers(self, broadcast: Arrays) -> IntArray:
         """Return how many neighbours hear each client's message, [U]."""
         return np.asarray(broadcast[_NEIGHBOURS])
+
+    def sending_rates(self, task: Task, clients: IntArray, round_index: int) -> FloatArray | None:
+        """Return the bits per second at which each client sends, [C]: all copies over its slowest link, at one time.
+
+        One without a neighbour sends over its own uplink. None if the topology has no rates of its links.
+        """
+        mixing = self._mixing(task, round_index)
+        if mixing.slowest is None:
+            return None
+        slowest = mixing.slowest[clients]
+        rates = np.where(np.isfinite(slowest), slowest, task.profiles.uplink_bits_per_second[clients])
+        return rates * np.maximum(mixing.degrees[clients], 1) if self.transmission == "unicast" else rates
 
     def message_bits(self, broadcast: Arrays) -> int:
         """Return the size of a message without a codec: that of a model."""

@@ -18,10 +18,10 @@ from pydantic import Field
 
 from narrowcast.algorithms.client.uploads import Message
 from narrowcast.algorithms.federated.gossip import MODELS, Exchange, LastingLinks
-from narrowcast.algorithms.federated.topology import Mixing, Topology, push_weights
+from narrowcast.algorithms.federated.topology import Mixing, Topology, push_weights, slowest_rates
 from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalUpdates, PrefixedArrays
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalUpdates, PrefixedArrays
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -134,17 +134,19 @@ class PushSum(LastingLinks):
         }
 
     def _mixing(self, task: Task, round_index: int) -> Pushes:
-        arcs, weights = _arcs(self.topology, task.data.n_clients, task.seed, self.topology.stamp)
+        arcs, weights, slowest = _arcs(self.topology, task.data.n_clients, task.seed, self.topology.stamp)
         lost = generator(task.seed, "message losses", round_index).random(len(arcs)) < self.message_loss
-        return Pushes(weights, arcs[:, 0], arcs[:, 1], ~lost)
+        return Pushes(weights, arcs[:, 0], arcs[:, 1], ~lost, slowest=slowest)
 
 
 @lru_cache(maxsize=4)
-def _arcs(topology: Topology, n_clients: int, seed: int, stamp: tuple[int, ...]) -> tuple[IntArray, csr_array]:
-    """Return the arcs of all rounds, and their weights, which are read only."""
+def _arcs(
+    topology: Topology, n_clients: int, seed: int, stamp: tuple[int, ...]
+) -> tuple[IntArray, csr_array, FloatArray | None]:
+    """Return the arcs of all rounds, their weights, and the rate of each client's slowest one; they are read only."""
     del stamp  # see topology.mixing
     arcs = topology.arcs(n_clients, 1, seed)
-    return arcs, push_weights(arcs, n_clients)
+    return arcs, push_weights(arcs, n_clients), slowest_rates(topology, arcs, n_clients, seed)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Letters: U clients, E links, d_i the neighbours of client i, W [U, U] the weight
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -18,12 +18,15 @@ from pydantic import Field
 from narrowcast.platform.config.catalog import TOPOLOGIES
 from narrowcast.platform.config.csv_file import Columns, CSVFile
 from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.quantities import RATE_LIMITS
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
+_MEGABIT = 1e6
 
 
 class Topology(Section, ABC):
@@ -74,8 +77,16 @@ class Topology(Section, ABC):
         degrees = np.bincount(links.reshape(-1), minlength=n_clients)
         return symmetric_weights(links, 1.0 / (1.0 + degrees[links].max(axis=1, initial=0)), n_clients)
 
+    def rates(self, pairs: IntArray, seed: int) -> FloatArray | None:
+        """Return the bits per second of the links between pairs of clients [n, 2], [n]; the same in both directions.
+
+        None, the default: links have no rates of their own, and clients send at those of the fleet.
+        """
+        del pairs, seed
+        return None
+
     def check(self, n_clients: int, seed: int) -> None:
-        """Raise `UserError` unless the links connect all clients."""
+        """Raise `UserError` unless the links connect all clients, at rates within the limits."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -87,6 +98,26 @@ class Topology(Section, ABC):
             raise UserError(
                 f"algorithm.topology = {self._named} has {parts} parts without a link between them, of {n_clients} "
                 f"clients: lambda_2 = 1, so that their models never agree; {self.advice}"
+            )
+        self._check_rates(links, seed)
+
+    def _check_rates(self, links: IntArray, seed: int) -> None:
+        """Raise `UserError` unless each of the links [E, 2] has a rate within the limits, or none has one."""
+        rates = self.rates(links, seed)
+        if rates is None:
+            return
+        if (shape := np.shape(rates)) != (len(links),):
+            raise UserError(
+                f"algorithm.topology = {self._named}: rates returned the shape {list(shape)} for {len(links)} pairs of "
+                "clients; return one rate for each"
+            )
+        least, most, unit = RATE_LIMITS
+        if (beyond := np.flatnonzero(~((rates >= least) & (rates <= most)))).size:
+            first, second = links[beyond[0]].tolist()
+            raise UserError(
+                f"algorithm.topology = {self._named}: the rates of {beyond.size} of {len(links)} links are not between "
+                f"{least:g} and {most:g} {unit}, such as {rates[beyond[0]]:g} of that of {first} and {second}; change "
+                "the rates"
             )
 
     @property
@@ -132,9 +163,14 @@ def lambda_2(weights: csr_array) -> float:
 
 @dataclass(frozen=True)
 class Mixing:
-    """The weights W [U, U] of one round, which are read only."""
+    """The weights W [U, U] of one round, which are read only.
+
+    `slowest` [U] are the bits per second of the slowest link over which each client sends, infinity for one without a
+    link; None if links have no rates of their own.
+    """
 
     weights: csr_array
+    slowest: FloatArray | None = field(default=None, kw_only=True)
 
     @cached_property
     def neighbours(self) -> csr_array:
@@ -169,7 +205,20 @@ def mixing(topology: Topology, n_clients: int, round_index: int, seed: int) -> M
 @lru_cache(maxsize=4)
 def _mixing(topology: Topology, n_clients: int, round_index: int, seed: int, stamp: tuple[int, ...]) -> Mixing:
     del stamp  # a file that changes between two runs of a process gives the second one its own links
-    return Mixing(topology.weights(n_clients, round_index, seed))
+    of_round = Mixing(topology.weights(n_clients, round_index, seed))
+    heard = of_round.neighbours.tocoo()
+    slowest = slowest_rates(topology, np.column_stack([heard.col, heard.row]), n_clients, seed)
+    return replace(of_round, slowest=slowest)
+
+
+def slowest_rates(topology: Topology, arcs: IntArray, n_clients: int, seed: int) -> FloatArray | None:
+    """Return the rate of the slowest of each client's arcs [A, 2] to receivers, [U], as `Mixing.slowest` has it."""
+    rates = topology.rates(arcs, seed)
+    if rates is None:
+        return None
+    slowest = np.full(n_clients, np.inf)
+    np.minimum.at(slowest, arcs[:, 0], rates)
+    return slowest
 
 
 def mixed(weights: csr_array, values: NDArray[np.floating]) -> FloatArray:
@@ -390,27 +439,52 @@ class Intermittent(Topology):
         links = self.topology.links(n_clients, round_index, seed)
         return links[generator(seed, "link outages", round_index).random(len(links)) >= self.outage]
 
+    def rates(self, pairs: IntArray, seed: int) -> FloatArray | None:
+        """Return those of the other topology, [n]."""
+        return self.topology.rates(pairs, seed)
+
 
 class EdgeList(CSVFile, Topology):
     """The links of a CSV file with the columns client and neighbour, one line for each link, in either order.
 
-    Clients count from 0. The file may have links of more clients than the data set.
+    Clients count from 0. The file may have links of more clients than the data set. With a third column,
+    mbit_per_second, each link has the rate of its line, in both directions.
     """
 
     kind: Literal["edge_list"] = "edge_list"
     path: Path = Field(description="CSV file with one line per link")
 
     columns: ClassVar[Columns] = {"client": int, "neighbour": int}
-    number_advice: ClassVar[str] = "give the numbers of two clients"
+    optional: ClassVar[Columns] = {"mbit_per_second": float}
+    number_advice: ClassVar[str] = "give the numbers of two clients, and the link's rate if there is a column for it"
 
     def links(self, n_clients: int, round_index: int, seed: int) -> IntArray:
         """Return the links of a round, [E, 2]; raise `UserError` if the file has none that can be read."""
         del round_index, seed
-        links = []
+        pairs = np.array(list(self._rates_by_link()), dtype=np.int64).reshape(-1, 2)
+        return distinct_links(pairs[(pairs < n_clients).all(axis=1)])
+
+    def rates(self, pairs: IntArray, seed: int) -> FloatArray | None:
+        """Return the bits per second of links of the file, [n]; None if it has no column of rates."""
+        del seed
+        by_link = self._rates_by_link()
+        if None in by_link.values():
+            return None
+        return np.array([by_link[min(pair), max(pair)] for pair in pairs.tolist()], dtype=np.float64) * _MEGABIT
+
+    def _rates_by_link(self) -> dict[tuple[int, int], float | None]:
+        """Return the Mbit/s of each link, by its clients in ascending order; None in a file without rates."""
+        found: dict[tuple[int, int], float | None] = {}
         for where, row in self.rows(self.path):
-            first, second = row.values()
+            first, second, rate = row["client"], row["neighbour"], row.get("mbit_per_second")
             if min(first, second) < 0 or first == second:
                 raise UserError(f"{where}: got {first} and {second}; give two clients, which count from 0")
-            links.append((first, second))
-        pairs = np.array(links, dtype=np.int64).reshape(-1, 2)
-        return distinct_links(pairs[(pairs < n_clients).all(axis=1)])
+            if rate is not None and not 0 < rate < np.inf:
+                raise UserError(f"{where}: got {rate:g} Mbit/s; a link's rate is above 0")
+            link = min(first, second), max(first, second)
+            if (before := found.setdefault(link, rate)) != rate:
+                raise UserError(
+                    f"{where}: the link of {first} and {second} has {rate:g} Mbit/s, and {before:g} in a line before; "
+                    "give it one rate"
+                )
+        return found

@@ -354,6 +354,7 @@ TOPOLOGIES = Registry(
         "random_matching": "algorithms.federated.topology:RandomMatching",
         "edge_list": "algorithms.federated.topology:EdgeList",
         "intermittent": "algorithms.federated.topology:Intermittent",
+        "unequal": "algorithms.federated.link_rates:Unequal",
     },
 )
 ATTACKS = Registry(

@@ -19,8 +19,8 @@ Columns = Mapping[str, type[int] | type[float]]
 class CSVFile(Section):
     """A section whose field `path` is a CSV file of numbers, which has to be there.
 
-    The file needs all `columns` and one of the `clocks`; `number_advice` is
-    about a value that is no number.
+    The file needs all `columns` and one of the `clocks`, and may have the `optional` ones; `number_advice` is about a
+    value that is no number.
     """
 
     if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class CSVFile(Section):
 
     columns: ClassVar[Columns]
     clocks: ClassVar[Columns] = {}
+    optional: ClassVar[Columns] = {}
     number_advice: ClassVar[str] = "every column must hold a number"
 
     @model_validator(mode="after")
@@ -66,6 +67,7 @@ class CSVFile(Section):
                     missing = [", or no column ".join(cls.clocks) + ", or both of them"]
                 if missing:
                     raise UserError(f"{path} has no column {', '.join(missing)}; needed: {cls.needed()}")
+                types |= {name: number for name, number in cls.optional.items() if name in names}
                 for row in reader:
                     where = f"{path}, line {reader.line_num}"
                     try:

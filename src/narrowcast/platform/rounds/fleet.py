@@ -12,6 +12,7 @@ from pydantic import Field
 
 from narrowcast.platform.config.csv_file import Columns, CSVFile
 from narrowcast.platform.config.files import Section
+from narrowcast.platform.config.quantities import RATE_LIMITS, LogNormal
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
@@ -79,11 +80,10 @@ class Clock(Section):
 
 
 _LIMITS = {
-    "uplink_bits_per_second": (1e-3, 1e18, "bit/s"),
-    "downlink_bits_per_second": (1e-3, 1e18, "bit/s"),
+    "uplink_bits_per_second": RATE_LIMITS,
+    "downlink_bits_per_second": RATE_LIMITS,
     "compute_speed": (1e-9, 1e9, "times the reference device"),
 }
-"""Beyond these no simulated time is meaningful, and sums of it overflow."""
 
 
 def check_profiles(profiles: Profiles, fleet: str, n_clients: int) -> Profiles:
@@ -155,13 +155,6 @@ class Tiers(Section):
             column("downlink_mbit_per_second") * _MEGABIT,
             column("compute_speed"),
         )
-
-
-class LogNormal(Section):
-    """A log-normal quantity, given by its median and the standard deviation of its logarithm."""
-
-    median: float = Field(gt=0, description="median, in the unit of the quantity")
-    sigma: float = Field(ge=0, description="standard deviation of the natural logarithm")
 
 
 class LogNormalFleet(Section):

@@ -41,6 +41,11 @@ def download_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> I
     return np.where(follows, np.minimum(sent_before[-1] - sent_before[missed], full), full)
 
 
+def first_model_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> IntArray:
+    """Return the size of the whole model for clients that have not been sent one, [C]; 0 for the others."""
+    return np.where(live.population.last_round[clients] == 0, broadcast.full.wire_bits(), 0)
+
+
 def key_bits(live: LiveState, secure: SecureSums, cohort: IntArray) -> tuple[IntArray, IntArray]:
     """Return the size of the public key for clients that lack it, [C] each: on first participation, after a resume."""
     bits, last_round = secure.public_key_bits(live.run.task), live.population.last_round[cohort]
@@ -200,7 +205,10 @@ def open_round(live: LiveState) -> OpenRound:
         downlink_bits = downlink_bits + relayed_bits + first
     rates = link_allocation.downlink_bits_per_second
     radio = run.plan.radio if len(cohort) else None
-    download_seconds = radio.download_seconds(downlink_bits, rates) if radio else downlink_bits / rates
+    timed_bits = downlink_bits
+    if run.algorithm.sending_rates(run.task, cohort, round_index) is not None:
+        timed_bits = np.minimum(downlink_bits, first_model_bits(live, broadcast, cohort))
+    download_seconds = radio.download_seconds(timed_bits, rates) if radio else timed_bits / rates
     # Keys that a resume renews cost bits and no simulated time, or results would depend on the resume.
     downlink_bits = downlink_bits + renewed_bits
     opened = OpenRound(run, round_index, cohort, link_allocation, broadcast, downlink_bits, download_seconds)
@@ -254,5 +262,7 @@ def allocate_links(run: Run, cohort: IntArray, round_index: int) -> LinkAllocati
     plan, task, algorithm = run.plan, run.task, run.algorithm
     profiles = task.profiles.take(cohort)
     if plan.radio is None or not len(cohort):
-        return LinkAllocation(None, None, profiles.uplink_bits_per_second, profiles.downlink_bits_per_second)
+        sending = algorithm.sending_rates(task, cohort, round_index)
+        uplink = profiles.uplink_bits_per_second if sending is None else sending
+        return LinkAllocation(None, None, uplink, profiles.downlink_bits_per_second)
     return plan.radio.share(profiles, algorithm.rate_distortion(task, cohort), plan.seed, round_index)

@@ -338,6 +338,7 @@ class Run:
                 "sums are laid out; use uniform, or secure=none"
             )
         self._check_turns()
+        self._check_links_between_clients()
         if plan.replacement and not self.traits.counts_draws:
             raise UserError(
                 f"replacement = true: {algorithm.kind} as set here counts every client once; use fedavg, fedprox, "
@@ -352,6 +353,17 @@ class Run:
             raise UserError(
                 f"{setting}: how long the clients of {algorithm.kind} take here is known only after their training; "
                 f"use {advice}, or fedavg without a codec"
+            )
+
+    def _check_links_between_clients(self) -> None:
+        """Raise `UserError` if links between clients have rates, and something else says how fast clients send."""
+        plan = self.plan
+        conflicts = {"radio": plan.radio is not None, "clock.uploads = sequential": plan.clock.uploads == "sequential"}
+        active = [name for name, present in conflicts.items() if present]
+        if active and self.algorithm.sending_rates(self.task, np.zeros(1, dtype=np.int64), 1) is not None:
+            raise UserError(
+                f"algorithm.topology has rates of its links, and {' and '.join(active)} would share other links among "
+                "the clients; leave out one of both"
             )
 
     def _check_turns(self) -> None:
