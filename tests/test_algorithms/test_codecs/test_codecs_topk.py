@@ -60,6 +60,16 @@ def test_a_fraction_is_that_of_exact_numbers(kind: str, fraction: float, size: i
     assert np.count_nonzero(back) == kept
 
 
+@pytest.mark.parametrize("magnitude", [0, 0.5, 1, 3])
+def test_values_above_a_threshold_arrive_and_are_billed_with_their_places(magnitude: float) -> None:
+    tensors = {"a": heavy((30,)).round(1), "b": heavy((4, 9), 1).round(1)}
+    chain = codec({"kind": "threshold", "magnitude": magnitude, "indices": "int32"})
+    back = round_trip(chain, tensors, 0)
+    assert all(np.array_equal(back[name], np.where(abs(x) > magnitude, x, 0)) for name, x in tensors.items())
+    kept = sum(int((abs(x) > magnitude).sum()) for x in tensors.values())
+    assert chain.encode(tensors, 0).wire_bits() == 8 + 64 * kept
+
+
 def test_places_count_over_all_tensors() -> None:
     tensors = {"a": np.array([1, -5, 0], np.float32), "b": np.array([[3, 4], [-6, 0.5]], np.float32)}
     back = round_trip(codec({"kind": "top_k", "count": 3}), tensors, 0)

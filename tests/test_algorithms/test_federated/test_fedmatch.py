@@ -1,4 +1,4 @@
-"""FedMatch: steps of a plain reference with helpers, the FedAvg that it contains, who helps whom, and bits."""
+"""FedMatch: steps of a plain reference with helpers, FedAvg in it, who helps whom, differences alone, and bits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, one_hot, softmax
 
 from narrowcast.algorithms.client.sums import TENSORS
-from narrowcast.algorithms.codecs.messages import dense_wire_bits
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.messages import CodedTensors, dense_wire_bits
+from narrowcast.algorithms.codecs.sparsify import Threshold
+from narrowcast.algorithms.codecs.wire import varint, write_indices
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.federated.fedmatch import _CLIENTS, _HELPERS, _KNOWN, PSI, FedMatch, added_up
+from narrowcast.algorithms.federated.fedmatch import (
+    _CLIENTS,
+    _HELPERS,
+    _KNOWN,
+    _SIGMAS,
+    PSI,
+    FedMatch,
+    added_up,
+    patched,
+)
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.laws.small_tasks import PLAN, run, samples, task_on
 from narrowcast.platform.contracts import Recipients, Task
@@ -143,6 +155,16 @@ def test_psi_of_helpers_counts_by_their_terms_alone() -> None:
         assert all(np.array_equal(one[name], other[name]) for name in one) == equal
 
 
+def test_the_server_as_a_client_that_joins_has_no_helpers_and_holds_nothing() -> None:
+    given = task()
+    helped, alone = (fedmatch(**fields) for fields in ({"download_threshold": 0.1}, {"helpers": 0}))
+    server = heard(helped, given)
+    sent = helped.broadcast(server, given, 1).arrays
+    assert _HELPERS in sent
+    expected = alone.reference(alone.init(given), given, 1)
+    assert all(np.array_equal(values, expected[name]) for name, values in helped.reference(sent, given, 1).items())
+
+
 def test_without_sure_predictions_psi_goes_to_sigma() -> None:
     given, algorithm = task(labels=False), fedmatch(threshold=1, l1=0, helpers=0)
     start = algorithm.init(given)
@@ -186,10 +208,111 @@ def test_bits_are_those_of_both_parts_and_of_helpers() -> None:
     assert algorithm.upload_bits(server, without, clients).tolist() == [dense_wire_bits(VALUES), 0]
 
 
+@pytest.mark.parametrize("labels", [True, False])
+def test_all_differences_are_whole_messages_bit_for_bit(labels: bool) -> None:
+    given, ends = task(labels=labels), []
+    sparse = {"codec": [{"kind": "threshold", "magnitude": 0}], "download_threshold": 0}
+    for fields in ({}, sparse):
+        outcomes = run(PLAN, fedmatch(helpers_every=2, **fields), given)
+        assert outcomes[-1].state is not None
+        ends.append(outcomes[-1].state.server)
+    whole, patches = ends
+    assert all(np.array_equal(values, patches[name]) for name, values in whole.items())
+    assert patches.keys() - whole.keys() == _SIGMAS.add(added_up(whole)).keys()
+
+
+UP, DOWN = 0.004, 0.02
+
+
+def held_by_all(algorithm: FedMatch, given: Task) -> Arrays:
+    """Return the state of `heard`, in which clients hold a sigma near the server's too."""
+    state, random = heard(algorithm, given), np.random.default_rng(4)
+    near = {name: state[name] + random.standard_normal(x.shape) * DOWN for name, x in _SIGMAS.of(state).items()}
+    psi = {name: state[PSI.name(name)] + random.standard_normal(x.shape) * DOWN for name, x in near.items()}
+    kept = {**_SIGMAS.add(near), **_CLIENTS.add(psi)}
+    return {**state, **{name: values.astype(np.float32) for name, values in kept.items()}}
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_round_of_differences_is_that_of_a_plain_reference(labels: bool) -> None:
+    given = task(labels=labels)
+    algorithm = fedmatch(helpers=0, codec=[{"kind": "threshold", "magnitude": UP}], download_threshold=DOWN)
+    server = held_by_all(algorithm, given)
+    names = list(given.initial_parameters())
+    own = {**_SIGMAS.of(server), **PSI.add(_CLIENTS.of(server))}
+    sent, clients = algorithm.broadcast(server, given, 2), np.flatnonzero(given.data.examples)
+    partial = algorithm.train(sent.arrays, Chunk(2, 0, clients, {}), given).partial
+    after, changes = algorithm.step(server, sent.arrays, partial, given, 2), []
+    for client in clients:
+        start = {name: np.array(server[name]) for name in own}
+        for name, values in start.items():
+            for place in np.ndindex(values.shape):
+                if client != 2 and abs(values[place] - own[name][client][place]) <= DOWN:
+                    values[place] = own[name][client][place]
+        moved = reference(algorithm, given, {**server, **start}, int(client), [])
+        cut = {name: np.where(np.abs(values) > UP, values, 0) for name, values in moved.items()}
+        cut = {name: values if labels or name.startswith("psi/") else 0 * values for name, values in cut.items()}
+        assert any((values != 0).any() and (values == 0).any() for values in cut.values())
+        changes.append(cut)
+        for name in names:
+            kept = (_SIGMAS.of(after)[name][client], _CLIENTS.of(after)[name][client])
+            for got, part in zip(kept, (name, PSI.name(name)), strict=True):
+                np.testing.assert_allclose(got, start[part] + cut[part], rtol=1e-4, atol=1e-6)
+    for name in own if labels else PSI.add(PSI.of(own)):
+        mean = np.mean([change[name] for change in changes], axis=0)
+        np.testing.assert_allclose(after[name], server[name] + mean, rtol=1e-4, atol=1e-6)
+
+
+def sparse_bits(kept: np.ndarray) -> int:
+    """Return the bits of a message of the values that are True: header, their number, indices, and 32 bits each."""
+    places = np.flatnonzero(kept)
+    return 64 + 8 * len(varint(len(places)) + write_indices(places, len(kept), "smallest")) + 32 * len(places)
+
+
+def test_bits_of_differences_are_those_of_values_and_indices() -> None:
+    given = task()
+    algorithm = fedmatch(codec=[{"kind": "threshold", "magnitude": UP}], download_threshold=DOWN)
+    server = held_by_all(algorithm, given)
+    sent, clients = algorithm.broadcast(server, given, 1), np.array([0, 2])
+    bits = algorithm.download_bits(server, sent, given, Recipients(clients, clients, 3))
+    assert bits is not None
+
+    def differs(ours: Arrays, theirs: Arrays) -> int:
+        apart = [np.abs(np.asarray(ours[name]) - theirs[name]).ravel() > DOWN for name in sorted(ours)]
+        return min(sparse_bits(np.concatenate(apart)), dense_wire_bits(len(np.concatenate(apart))))
+
+    own = {**_SIGMAS.of(server), **PSI.add(_CLIENTS.of(server))}
+    model = {name: server[name] for name in own}
+    theirs = {name: values[0] for name, values in own.items()}
+    psi = PSI.of({name: np.where(np.abs(model[name] - x) > DOWN, model[name], x) for name, x in theirs.items()})
+    helpers = sent.arrays[_HELPERS]
+    of_clients = [{name: values[client] for name, values in _CLIENTS.of(server).items()} for client in range(4)]
+    assert bits[0] == differs(model, theirs) + sum(differs(of_clients[helper], psi) for helper in helpers[0])
+    newcomer = sum(differs(of_clients[helper], PSI.of(model)) for helper in helpers[2])
+    assert bits[1] == dense_wire_bits(2 * VALUES) + newcomer
+    ledger = algorithm.train(sent.arrays, Chunk(1, 0, np.array([0]), {}), given).ledger
+    moved = change(algorithm, given, server, 0)
+    arrived = np.concatenate([moved[name].ravel() != 0 for name in sorted(moved)])
+    assert ledger.uplink_bits.tolist() == [sparse_bits(arrived)]
+
+
+def test_a_patch_is_a_message_of_the_codec_of_its_name() -> None:
+    random = np.random.default_rng(0)
+    held = {"b": random.standard_normal(40).astype(np.float32), "a": np.zeros((3, 50), np.float32)}
+    sent = {name: values + (random.random(values.shape) < 0.1).astype(np.float32) for name, values in held.items()}
+    got, bits = patched(sent, held, 0.5)
+    assert all(np.array_equal(got[name], sent[name]) for name in sent)
+    kept = {name: np.where(sent[name] == held[name], 0, sent[name]) for name in sent}
+    assert bits == CodedTensors(0, 0, Codec((Threshold(),)).encode(kept, 0).data).wire_bits()
+    everything, most = patched(sent, {name: values + 2 for name, values in sent.items()}, 0.5)
+    assert (most, everything["b"].tolist()) == (dense_wire_bits(190), sent["b"].tolist())
+
+
 @pytest.mark.parametrize(
     ("fields", "training", "message"),
     [
         ({}, {"momentum": 0.5}, r"^algorithm\.kind = fedmatch trains two sets .*, without momentum and clipping"),
+        ({"download": {"step": 0.1}, "download_threshold": 0.1}, {}, r"^algorithm\.download and .* leave out one$"),
         ({"l2": 60}, {}, r"^algorithm\.l2 = 60 with training\.learning_rate = 0\.02: a step takes psi past sigma"),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from narrowcast.algorithms.attacks.taps import Recorder
 from narrowcast.algorithms.client.sums import COMPONENT_WEIGHTS, TensorSum, add_up
-from narrowcast.algorithms.codecs.sparsify import RandomK, TopK
+from narrowcast.algorithms.codecs.sparsify import RandomK, Threshold, TopK
 from narrowcast.algorithms.federated.low_rank import BASIS, Factor
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.algorithms.secure.unmasking import protected_groups
@@ -116,7 +116,7 @@ class _View:
 
     @classmethod
     def of(cls, algorithm: Algorithm, broadcast: Arrays) -> _View:
-        sparse = any(isinstance(stage, (TopK, RandomK)) for stage in algorithm.traits.codec)
+        sparse = any(isinstance(stage, (TopK, Threshold, RandomK)) for stage in algorithm.traits.codec)
         return cls(algorithm.final(broadcast), BASIS.of(broadcast), sparse)
 
     def mean(self, arrays: Arrays) -> ObservedChange:

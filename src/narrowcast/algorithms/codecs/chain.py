@@ -219,7 +219,7 @@ class Codec:
     def max_bits(self, shapes: Mapping[str, Sequence[int]]) -> int:
         """Return the largest size of an update of these shapes.
 
-        Known before training, exact without `entropy` or `top_k`.
+        Known before training, exact without `entropy`, `top_k` or `threshold`.
         """
         return 8 * self.max_bytes({name: tuple(shapes[name]) for name in sorted(shapes)})
 

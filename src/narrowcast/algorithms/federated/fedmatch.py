@@ -20,8 +20,9 @@ from pydantic import Field
 from narrowcast.algorithms.client.client_pass import Arrived, Contribution
 from narrowcast.algorithms.client.sums import CLIENT, SumLayout, Weights, each_in_order
 from narrowcast.algorithms.client.uploads import Message, zeros_of_clients
-from narrowcast.algorithms.codecs.messages import dense_wire_bits
-from narrowcast.algorithms.codecs.wire import dtype_of
+from narrowcast.algorithms.codecs.chain import flatten
+from narrowcast.algorithms.codecs.messages import CodedTensors, dense_wire_bits
+from narrowcast.algorithms.codecs.wire import dtype_of, varint, write_indices
 from narrowcast.algorithms.federated.downloads import DOWNLOAD
 from narrowcast.algorithms.federated.fedavg import Averaging, dense_bits, model_of
 from narrowcast.algorithms.federated.semi_supervised import check_images_without_labels
@@ -53,10 +54,14 @@ PSI = PrefixedArrays("psi/")
 """psi of each tensor; sigma has the tensor's own name."""
 _CLIENTS = PrefixedArrays(SERVER_ONLY.name("psi of clients/"))
 """psi of each client after the last round in which it delivered, [U, ...]."""
+_SIGMAS = PrefixedArrays(SERVER_ONLY.name("sigma of clients/"))
+"""sigma of each client after that round, [U, ...], if clients are sent differences."""
 _KNOWN = SERVER_ONLY.name("known clients")
 """True for clients whose psi the server has, [U]."""
 _OF_CLIENTS, _HELPERS = PrefixedArrays(DOWNLOAD.name("psi of clients/")), DOWNLOAD.name("helpers")
 """In a broadcast: psi of all clients [U, ...], of which each downloads those of its helpers [U, H]."""
+_HELD_SIGMAS, _HOLDS = PrefixedArrays(DOWNLOAD.name("sigma of clients/")), DOWNLOAD.name("known clients")
+"""In a broadcast, for differences: sigma of all clients [U, ...], and which hold theirs and their psi [U]."""
 
 
 def added_up(trained: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,6 +93,11 @@ class DisjointStep:
     labels: bool = True
     parts: int = 1
 
+    @property
+    def uses_images(self) -> bool:
+        """Return whether a term of samples without labels has a factor above 0, so that they are looked at."""
+        return self.agreement > 0 or (self.helpers > 0 and self.inter_client > 0)
+
     def init(self, start: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         """Return nothing: sigma and psi are what trains."""
         del start, own
@@ -105,7 +115,7 @@ class DisjointStep:
         """Move sigma, and then psi."""
         del slots, step
         sigma = [name for name in values if PSI.name(name) in values]
-        if self.labels:
+        if self.labels or not self.uses_images:  # without labels 0
             of_labels = gradient(values, 0)
             for name in sigma:
                 values[name].sub_(of_labels[name], alpha=rate * self.supervised)
@@ -122,6 +132,8 @@ class DisjointStep:
     ) -> dict[str, Any]:
         """Return the gradient of both consistency terms at psi, by the tensors' own names."""
         sigma = [name for name in values if PSI.name(name) in values]
+        if not self.uses_images:
+            return {name: torch.zeros_like(values[name]) for name in sigma}
         votes, counts = self.sure.targets(unlabelled.outputs(values))
         counts = (counts & unlabelled.valid).to(votes.dtype)
         weights = counts / counts.sum(1, keepdim=True).clamp(min=1)
@@ -137,6 +149,22 @@ class DisjointStep:
             mean = torch.stack(predictions).mean(0)
             descents.append((self.inter_client, unlabelled.gradient(values, mean, weights, strong=False)))
         return {name: sum(factor * descent[PSI.name(name)] for factor, descent in descents) for name in sigma}
+
+
+def patched(sent: Arrays, held: Arrays, threshold: float) -> tuple[Arrays, int]:
+    """Return what the holder of `held` has once it is sent the values that differ by more than `threshold`; and bits.
+
+    Values, how many they are and their indices are in the message, as the codec `threshold` writes them. If that is not
+    smaller than all of `sent`, all is sent.
+    """
+    sent = {name: np.asarray(sent[name]) for name in sorted(sent)}
+    differs = {name: np.abs(values - held[name]) > threshold for name, values in sent.items()}
+    flat, indices, dtype = flatten(sent), np.flatnonzero(flatten(differs)), dtype_of(sent)
+    data = varint(len(indices)) + write_indices(indices, len(flat), "smallest") + flat[indices].tobytes()
+    bits, whole = CodedTensors(0, 0, data, dtype=dtype).wire_bits(), int(dense_wire_bits(len(flat), dtype))
+    if bits >= whole:
+        return sent, whole
+    return {name: np.where(differs[name], values, held[name]) for name, values in sent.items()}, bits
 
 
 def _own_name(helper: int, name: str) -> str:
@@ -157,15 +185,22 @@ class FedMatch(Averaging):
     `data.server` for the epochs of `training`.
 
     Bits: sigma and psi down and up, or psi alone up; and in a round with helpers, H times psi down besides, as the
-    server has it of them. `codec` makes differences sparse, as `top_k` does. The server sees psi of each client.
+    server has it of them; of sparse messages the values and where they are. The server sees psi of each client.
+
+    With a `download_threshold` a client is sent the values of sigma, psi and its helpers' psi that differ by more from
+    those that it holds, and starts from what it then has: elsewhere its own of the last round in which it delivered. A
+    codec `threshold` does so with uploads, which are changes since that start.
 
     With `helpers: 0`, `psi: 0` and `agreement`, `l1` and `l2` 0 it is FedAvg on the samples with labels, at
     `supervised` times the rate. With `l2` above 0 and no sure predictions psi goes to sigma, and theta to twice sigma.
 
-    Differs from the paper: 1. uploads are whole unless `codec` makes them sparse, and downloads unless `download` does;
-    the paper leaves out small differences. 2. helpers are downloaded every `helpers_every` rounds and absent between
-    them, as in the released code; 1 is the paper's. 3. they are all found by distances to all clients, in place of a
-    k-d tree. 4. the views are those of `views`. 5. the weights of the terms by default are those of the released code.
+    Differs from the paper: 1. messages are whole unless `codec` and `download_threshold` make them sparse. 2. a client
+    trains from what it was sent; in the released code from the server's whole parameters, whose small differences are
+    not counted, nor is where the others are. 3. it sends changes since its start, there those from the server's
+    parameters. 4. psi near 0 is not rounded to 0 for messages. 5. helpers are downloaded every `helpers_every` rounds
+    and absent between them, as in the released code; 1 is the paper's. 6. they are all found by distances to all
+    clients, in place of a k-d tree. 7. the views are those of `views`. 8. the weights of the terms by default are those
+    of the released code.
     """
 
     kind: Literal["fedmatch"] = "fedmatch"
@@ -185,15 +220,27 @@ class FedMatch(Averaging):
     helpers_every: int = Field(
         10, ge=1, description="rounds from one with helpers to the next", json_schema_extra=ROUNDS
     )
+    download_threshold: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="difference from what a client holds above which a value is sent down; null: all values are",
+    )
     probes: int = Field(1, ge=1, description="drawn images on which the outputs of clients are compared")
 
     @property
     def traits(self) -> Traits:
         """Clients download what their own helpers have; those without labels have steps too."""
         traits = replace(super().traits, needs_no_labels=True)
-        if not self.helpers:
+        if not self._keeps_clients:
             return traits
-        return replace(traits, downloads="by_client", needs_each=traits.needs_each or f"helpers = {self.helpers}")
+        field = f"helpers = {self.helpers}" if self.helpers else f"download_threshold = {self.download_threshold:g}"
+        return replace(traits, downloads="by_client", needs_each=traits.needs_each or field)
+
+    @property
+    def _keeps_clients(self) -> bool:
+        """Return whether the server keeps what each client has learnt."""
+        return self.helpers > 0 or self.download_threshold is not None
 
     def check(self, task: Task) -> None:
         """Raise `UserError` unless clients have images without labels, and take steps along gradients."""
@@ -212,17 +259,21 @@ class FedMatch(Averaging):
                 f"algorithm.l2 = {self.l2:g} with training.learning_rate = {rate:g}: a step takes psi past sigma, and "
                 "farther from it than it was; keep the product at 1 or below"
             )
+        if self.download is not None and self.download_threshold is not None:
+            raise UserError("algorithm.download and algorithm.download_threshold are two ways down; leave out one")
         if task.start is not None and self.psi:
             raise UserError(f"start_from: {self.kind} begins at 1 + psi times the model; set algorithm.psi = 0")
 
     def init(self, task: Task) -> Arrays:
-        """Return sigma and psi, and room for psi of each client if there are helpers."""
+        """Return sigma and psi, and room for what the server keeps of each client."""
         state = super().init(task)
-        if not self.helpers:
+        if not self._keeps_clients:
             return state
-        n_clients = task.data.n_clients
-        own = zeros_of_clients(PSI.of(model_of(state)), n_clients)
-        return {**state, **_CLIENTS.add(own), _KNOWN: np.zeros(n_clients, dtype=bool)}
+        n_clients, psi = task.data.n_clients, PSI.of(model_of(state))
+        kept = _CLIENTS.add(zeros_of_clients(psi, n_clients))
+        if self.download_threshold is not None:
+            kept |= _SIGMAS.add(zeros_of_clients({name: state[name] for name in psi}, n_clients))
+        return {**state, **kept, _KNOWN: np.zeros(n_clients, dtype=bool)}
 
     def parameters(self, task: Task) -> Arrays:
         """Return sigma, the model's parameters, and psi, a share of these."""
@@ -244,17 +295,47 @@ class FedMatch(Averaging):
         return LocalTerms(rebuild=_rebuild, rule=rule, consistency=sure if has else None)
 
     def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[Any]:
-        """Train sigma and psi, with psi of the helpers of each client beside them."""
+        """Train sigma and psi from where each client starts, with psi of its helpers beside them."""
         (call,) = super().local_calls(broadcast, chunk, task)
-        if _HELPERS not in broadcast:
+        if _HELPERS in broadcast:
+            count = broadcast[_HELPERS].shape[1]
+            of_helpers = [self._of_helpers(broadcast, client)[0] for client in chunk.clients.tolist()]
+            own = {
+                _own_name(index, name): np.stack([psi[index][name] for psi in of_helpers])
+                for index in range(count)
+                for name in PSI.of(model_of(broadcast))
+            }
+            call = replace(call, terms=replace(self._terms(task, count), own=own))
+        if _HOLDS not in broadcast:
             return [call]
-        helpers, of_clients = broadcast[_HELPERS][chunk.clients], _OF_CLIENTS.of(broadcast)
-        own = {
-            _own_name(index, name): values[helpers[:, index]]
-            for index in range(helpers.shape[1])
-            for name, values in of_clients.items()
+        return [replace(call, terms=replace(call.terms, start=self._starts(broadcast, chunk.clients)))]
+
+    def _start(self, broadcast: Arrays, client: int) -> tuple[Arrays, int]:
+        """Return sigma and psi of a client that received the broadcast, and the bits of those."""
+        model = model_of(broadcast)
+        if self.download_threshold is None or not broadcast[_HOLDS][client]:
+            return model, int(dense_wire_bits(sum(values.size for values in model.values()), dtype_of(model)))
+        held = {**_HELD_SIGMAS.of(broadcast), **PSI.add(_OF_CLIENTS.of(broadcast))}
+        return patched(model, {name: values[client] for name, values in held.items()}, self.download_threshold)
+
+    def _starts(self, broadcast: Arrays, clients: IntArray) -> Arrays:
+        """Return sigma and psi from which each client starts, [C, ...]."""
+        starts = [self._start(broadcast, client)[0] for client in clients.tolist()]
+        return {
+            name: np.array([start[name] for start in starts], dtype=values.dtype).reshape(-1, *values.shape)
+            for name, values in model_of(broadcast).items()
         }
-        return [replace(call, terms=replace(self._terms(task, helpers.shape[1]), own=own))]
+
+    def _of_helpers(self, broadcast: Arrays, client: int) -> tuple[list[Arrays], int]:
+        """Return psi of each helper of a client as the client has them, and their bits."""
+        of_clients = _OF_CLIENTS.of(broadcast)
+        sent = [{name: values[helper] for name, values in of_clients.items()} for helper in broadcast[_HELPERS][client]]
+        if self.download_threshold is None:
+            bits = dense_wire_bits(sum(values[0].size for values in of_clients.values()), dtype_of(of_clients))
+            return sent, len(sent) * int(bits)
+        own = PSI.of(self._start(broadcast, client)[0])
+        received = [patched(psi, own, self.download_threshold) for psi in sent]
+        return [psi for psi, _ in received], sum(bits for _, bits in received)
 
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Return the changes of sigma and psi, of psi alone where clients have no labels."""
@@ -264,11 +345,13 @@ class FedMatch(Averaging):
         return replace(message, tensors=PSI.add(PSI.of(message.tensors)))
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
-        """Return the changes, and that of psi of each client apart if there are helpers."""
+        """Return the changes, and apart those of each client that the server keeps."""
         whole = super().contribution(broadcast, chunk, task, arrived)
-        if not self.helpers:
+        if not self._keeps_clients:
             return whole
-        changes = {name: values for name, values in arrived.tensors.items() if name.startswith(PSI.prefix)}
+        changes = dict(arrived.tensors)
+        if self.download_threshold is None:
+            changes = {name: values for name, values in changes.items() if name.startswith(PSI.prefix)}
         return replace(whole, each={**whole.each, CLIENT: chunk.clients, **changes})
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
@@ -296,14 +379,15 @@ class FedMatch(Averaging):
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send sigma and psi, and every `helpers_every` rounds psi of the helpers of each client."""
         sent = super().broadcast(server, task, round_index)
-        if not self.helpers or (round_index - 1) % self.helpers_every:
-            return sent
-        count = min(self.helpers, int(server[_KNOWN].sum()) - 1)
-        if count < 1:
-            return sent
-        of_clients = _CLIENTS.of(server)
-        nearest = self._nearest(model_of(sent.arrays), of_clients, server[_KNOWN], task)[:, :count]
-        return replace(sent, arrays={**sent.arrays, **_OF_CLIENTS.add(of_clients), _HELPERS: nearest})
+        of_clients, arrays = _CLIENTS.of(server), dict(sent.arrays)
+        if self.download_threshold is not None:
+            arrays |= {**_HELD_SIGMAS.add(_SIGMAS.of(server)), **_OF_CLIENTS.add(of_clients), _HOLDS: server[_KNOWN]}
+        if self.helpers and not (round_index - 1) % self.helpers_every:
+            count = min(self.helpers, int(server[_KNOWN].sum()) - 1)
+            if count >= 1:
+                nearest = self._nearest(model_of(sent.arrays), of_clients, server[_KNOWN], task)[:, :count]
+                arrays |= {**_OF_CLIENTS.add(of_clients), _HELPERS: nearest}
+        return replace(sent, arrays=arrays)
 
     def _nearest(self, model: Arrays, of_clients: Arrays, known: NDArray[np.bool_], task: Task) -> IntArray:
         """Return the known clients by their distance from each client, itself last, [U, k]."""
@@ -322,13 +406,19 @@ class FedMatch(Averaging):
         self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
         """Return the size of what each recipient is sent, [C], with psi of its helpers."""
-        sizes = super().download_bits(server, broadcast, task, recipients)
-        if _HELPERS not in broadcast.arrays:
+        arrays, clients = broadcast.arrays, recipients.clients.tolist()
+        if self.download_threshold is not None:
+            sizes: IntArray | None = np.array([self._start(arrays, each)[1] for each in clients], dtype=np.int64)
+        else:
+            sizes = super().download_bits(server, broadcast, task, recipients)
+        if _HELPERS not in arrays:
             return sizes
-        psi = PSI.of(model_of(broadcast.arrays))
-        bits = dense_wire_bits(sum(values.size for values in psi.values()), dtype_of(psi))
-        whole = np.full(len(recipients.clients), broadcast.full.wire_bits()) if sizes is None else sizes
-        return whole + broadcast.arrays[_HELPERS].shape[1] * bits
+        whole = np.full(len(clients), broadcast.full.wire_bits()) if sizes is None else sizes
+        return whole + np.array([self._of_helpers(arrays, each)[1] for each in clients], dtype=np.int64)
+
+    def reference(self, broadcast: Arrays, task: Task, round_index: int) -> Arrays:
+        """Return what the server would send as a client that joins now, which has no helpers and holds nothing."""
+        return super().reference(model_of(broadcast), task, round_index)
 
     def mean_change(self, server: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays | None:
         """Return the mean change; that of sigma is 0 where clients have no labels."""
@@ -345,14 +435,16 @@ class FedMatch(Averaging):
             chunk = Chunk(round_index, 0, np.zeros(1, dtype=np.int64), own.model.init_clients(own.data, own.seed))
             learnt = own.training.train(model, chunk, own, self._terms(own, 0))
             stepped |= {name: values + learnt.changes[name][0] for name, values in model.items()}
-        if self.helpers:
-            each, sent = each_in_order(total), PSI.of(model_of(broadcast))
-            of_clients, known = _CLIENTS.of(server), server[_KNOWN].copy()
+        if self._keeps_clients:
+            each, known = each_in_order(total), server[_KNOWN].copy()
             known[each[CLIENT]] = True
-            for name, values in sent.items():
-                of_clients[name] = np.array(of_clients[name])
-                of_clients[name][each[CLIENT]] = values + each[PSI.name(name)]
-            stepped |= {**_CLIENTS.add(of_clients), _KNOWN: known}
+            stepped[_KNOWN] = known
+            starts = self._starts(broadcast, each[CLIENT])
+            for kept, prefix in ((_CLIENTS, PSI.prefix), (_SIGMAS, "")):
+                for name, values in kept.of(server).items():
+                    start, of_clients = starts[prefix + name], np.array(values)
+                    of_clients[each[CLIENT]] = start + each.get(prefix + name, np.zeros_like(start))
+                    stepped[kept.name(name)] = of_clients
         return stepped
 
     def final(self, server: Arrays) -> Arrays:
@@ -360,12 +452,12 @@ class FedMatch(Averaging):
         return added_up(model_of(server))
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
-        """Return None with helpers: psi of a client is as it was sent."""
-        return None if self.helpers else super().weighted_by_staleness(partial, factor)
+        """Return None if the server keeps what clients have learnt: it is as it was sent."""
+        return None if self._keeps_clients else super().weighted_by_staleness(partial, factor)
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
-        """Return that of sigma and psi; None with helpers, and where clients send psi alone."""
-        if self.helpers or not task.data.labels_at_clients:
+        """Return that of sigma and psi; None if the server keeps those of clients, and where these send psi alone."""
+        if self._keeps_clients or not task.data.labels_at_clients:
             return None
         return super().sum_layout(task, cohort)
 

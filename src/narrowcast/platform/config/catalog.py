@@ -387,6 +387,7 @@ CODECS = Registry(
         "power_sgd": "algorithms.codecs.low_rank:PowerSGD",
         "atomo": "algorithms.codecs.atomo:Atomo",
         "top_k": "algorithms.codecs.sparsify:TopK",
+        "threshold": "algorithms.codecs.sparsify:Threshold",
         "random_k": "algorithms.codecs.sparsify:RandomK",
         "rotate": "algorithms.codecs.eden:Rotate",
         "quantise": "algorithms.codecs.quantise:Quantise",
