@@ -12,6 +12,7 @@ from command_line import narrowcast
 from narrowcast.studies.results import as_text
 from narrowcast.studies.tables import MeasuredTable, Measurements
 from narrowcast_papers.gossip import links, selection, thresholds
+from narrowcast_papers.gossip.choco import NETWORKS, OF_16
 from narrowcast_papers.gossip.consensus import CLIENTS, Vectors, measure_mixing
 from narrowcast_papers.gossip.digits import TEST_SEEDS, TUNING_SEEDS, AllImages, measured, outcomes
 from narrowcast_papers.gossip.methods import Method, planned
@@ -72,6 +73,12 @@ def test_the_break_even_of_links_is_the_ratio_of_the_seconds_to_the_target() -> 
     verdicts = {each.what: each for each in links.judge_links(served, curve("D-PSGD", 0, 3))}
     assert verdicts["D-PSGD, ring"].difference == "3 (3 to 3)"
     assert verdicts[links.FEDAVG].by_seed == (2.0, 3.0, 4.0, 5.0, 6.0)
+
+
+def test_gossip_is_beside_a_server_of_as_many_clients_and_has_a_label_by_topology() -> None:
+    assert {network.clients for network in OF_16} == {links.CLIENTS}
+    assert len({network.topology for network in OF_16}) == len(OF_16)
+    assert len({network.name for network in NETWORKS}) == len({each.measurements.file for each in NETWORKS}) == 4
 
 
 def test_fedcs_fills_rounds_of_unequal_clients_with_more_uploads_than_a_deadline(

@@ -1,17 +1,16 @@
-"""Exact and coded gossip on a ring and a torus of 16 clients: consensus error and loss against bits."""
+"""Exact and coded gossip on rings and tori of 16 and 64 clients: consensus error and loss against bits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 
-from narrowcast.platform.tracking.figures import new_figure
+from narrowcast.platform.tracking.figures import add_panels, empty_figure
 from narrowcast.runs.significance import compare_paired, mean_interval
 from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.tables import MeasuredTable, Measurements
@@ -97,10 +96,14 @@ class Network:
         return f"{np.mean(needed):.3g} Mbit" if np.isfinite(needed).all() else "never"
 
 
-NETWORKS = (
-    Network("ring", 16, METHODS),
-    Network("torus", 16, {name: METHODS[name] for name in (EXACT, "CHOCO, 4 bits", "CHOCO, 1 bit", "CHOCO, top 5 %")}),
-)
+AT_64: Mapping[str, Method] = {
+    **METHODS,
+    "CHOCO, top 5 %": replace(METHODS["CHOCO, top 5 %"], start=(12.8, 0.25)),
+    "DCD, 1 bit": replace(METHODS["DCD, 1 bit"], start=(1.6,)),
+}
+"""The searches begin near what is best for 16 clients."""
+OF_16 = (Network("ring", 16, METHODS), Network("torus", 16, METHODS))
+NETWORKS = (*OF_16, Network("ring", 64, AT_64), Network("torus", 64, AT_64))
 
 
 def judge_networks(*parts: Lines) -> list[PaperVerdict]:
@@ -114,26 +117,35 @@ def judge_networks(*parts: Lines) -> list[PaperVerdict]:
 
 
 def plot_networks(*lines_and_path: Any) -> None:
-    """Draw loss and consensus error against the bits that a client sent, means over the seeds; the torus dotted."""
+    """Draw loss and consensus error against the bits that a client sent, means over the seeds, by network."""
     *parts, path = lines_and_path
     assert isinstance(path, Path)
-    figure, panels = new_figure("Clients' own models on all test images, against bits sent: ring, and torus dotted", 2)
-    colours = colormaps["tab10"]
-    for axes, (column, title) in zip(
-        panels, {"loss": "test loss", "consensus": "consensus error"}.items(), strict=True
-    ):
-        for network, lines, style in zip(NETWORKS, parts, ("-", ":"), strict=True):
-            for place, method in enumerate(METHODS):
-                if method in network.methods and (of_seeds := tests(lines, method)):
-                    x, y = (
-                        np.mean([[float(line[key]) for line in of_seed] for of_seed in of_seeds.values()], axis=0)
-                        for key in ("megabits", column)
-                    )
-                    label = method if style == "-" else None
-                    axes.plot(x, y, style, color=colours(place), label=label, linewidth=1.2)
-        axes.set(xscale="log", yscale="log", ylabel=title, xlabel="megabits sent by a client")
-    panels[0].legend(fontsize=7, frameon=False)
-    figure.savefig(path, dpi=110)
+    quantities = {"loss": "test loss", "consensus": "consensus error"}
+    figure = empty_figure("Clients' own models on all test images, against bits sent", 4 * len(NETWORKS), 7.5)
+    panels = add_panels(figure, len(quantities), len(NETWORKS))
+    for place, axes in enumerate(panels):
+        row, column = divmod(place, len(NETWORKS))
+        if place:
+            axes.sharex(panels[0])
+        if column:
+            axes.sharey(panels[place - column])
+        network, lines, (quantity, label) = NETWORKS[column], parts[column], list(quantities.items())[row]
+        for turn, method in enumerate(network.methods):
+            if of_seeds := tests(lines, method):
+                x, y = (
+                    np.mean([[float(line[key]) for line in of_seed] for of_seed in of_seeds.values()], axis=0)
+                    for key in ("megabits", quantity)
+                )
+                axes.plot(x, y, f"C{turn}", label=method, linewidth=1.2)
+        axes.set(xscale="log", yscale="log")
+        if not row:
+            axes.set_title(network.name, fontsize=10)
+        else:
+            axes.set_xlabel("megabits sent by a client")
+        if not column:
+            axes.set_ylabel(label)
+    figure.legend(handles=panels[0].get_lines(), loc="outside lower center", ncols=len(METHODS), frameon=False)
+    figure.savefig(path, dpi=90)
 
 
 CHOCO = MeasuredTable(tuple(network.measurements for network in NETWORKS), judge_networks, plot_networks)

@@ -16,7 +16,7 @@ from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.tables import MeasuredTable, Measurements
 from narrowcast.studies.tuning import tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict
-from narrowcast_papers.gossip.choco import EVERY, EXACT, NETWORKS, ONE_BIT, ROUNDS, TARGET
+from narrowcast_papers.gossip.choco import EVERY, EXACT, OF_16, ONE_BIT, ROUNDS, TARGET
 from narrowcast_papers.gossip.digits import REACHED, TUNING_SEEDS, measured, outcomes
 from narrowcast_papers.gossip.methods import Method, first_at, last, of_method, planned, tests
 
@@ -64,9 +64,8 @@ def _needed(lines: Lines, method: str, wanted: str) -> tuple[float, ...]:
 def _cells(served: Lines, *networks: Lines) -> dict[str, tuple[Lines, str, Method]]:
     """Return the lines of each method that has been measured, its name there and itself."""
     cells = {name: (served, name, method) for name, (method, _) in SERVED.items()}
-    for network, lines in zip(NETWORKS, networks, strict=False):
-        there = [name for name in WITHOUT if name in network.methods]
-        cells |= {f"{name}, {network.topology}": (lines, name, network.methods[name]) for name in there}
+    for network, lines in zip(OF_16, networks, strict=False):
+        cells |= {f"{name}, {network.topology}": (lines, name, network.methods[name]) for name in WITHOUT}
     return {name: cell for name, cell in cells.items() if tests(*cell[:2])}
 
 
@@ -133,4 +132,4 @@ _SERVED = Measurements(
     partial(planned, methods={name: method for name, (method, _) in SERVED.items()}),
     measure_served,
 )
-LINKS = MeasuredTable((_SERVED, *(network.measurements for network in NETWORKS)), judge_links, plot_links)
+LINKS = MeasuredTable((_SERVED, *(network.measurements for network in OF_16)), judge_links, plot_links)
