@@ -9,7 +9,8 @@ import pytest
 
 from command_line import narrowcast
 from narrowcast.studies.tables import MeasuredTable
-from narrowcast_papers.fedmatch.table import ALONE, CIFAR, FASHION, FEDMATCH, LONGER, PAIRS, PULL, RATIO
+from narrowcast_papers.fedmatch import thresholds
+from narrowcast_papers.fedmatch.table import ALONE, CIFAR, FASHION, FEDMATCH, LONGER, PAIRS, PLACES, PULL, RATIO
 from papers import PAPERS, targets
 
 COMPARISONS = {of.name: of for of in (FASHION, CIFAR)}
@@ -41,6 +42,18 @@ def test_the_published_table_has_every_run_and_its_pairs(name: str, tmp_path: Pa
     words = ("reproduce", name, "--papers", PAPERS, "--time-limit", 0, "--output", tmp_path)
     assert narrowcast(*words).status == 0
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_at_a_threshold_of_zero_the_model_is_that_of_whole_messages() -> None:
+    (fashion,), (sparse,) = (
+        [part.read([targets()[name].results]) for part in targets()[name].table().parts]
+        for name in ("fedmatch-fashion", "fedmatch-thresholds")
+    )
+    assert next(thresholds.TABLE.parts[0].missing(sparse), None) is None
+    for labels in PLACES:
+        for column in ("accuracy", "loss"):
+            whole = FASHION.last(fashion, labels, FEDMATCH, column)[: len(thresholds.SEEDS)]
+            assert thresholds.last(sparse, labels, 0.0, column) == whole
 
 
 @pytest.mark.slow

@@ -142,8 +142,8 @@ class Comparison:
         measured = Measurements(f"{self.name}.csv", key, values, self.planned, self.measure)
         return MeasuredTable((measured,), self.judge, self.plot)
 
-    def experiment(self, seed: int, labels: str, method: str, rate: float) -> Experiment:
-        """Return the experiment of a run."""
+    def experiment(self, seed: int, labels: str, method: str, rate: float, **more: Any) -> Experiment:
+        """Return the experiment of a run, whose algorithm may have fields besides those of the method."""
         count = self.methods[method].rounds or self.rounds
         every = count if seed in TUNING_SEEDS else self.every
         return load_experiment(
@@ -152,19 +152,19 @@ class Comparison:
                 "seed": seed,
                 "data": {**self.data, "partition": "iid", "seed": seed, **self.labels[labels]},
                 "model": {"kind": "mlp", "hidden": [64]},
-                "algorithm": self.methods[method].fields,
+                "algorithm": {**self.methods[method].fields, **more},
                 "training": {"learning_rate": rate, "batch_size": BATCH, "epochs": EPOCHS[labels]},
                 **{"rounds": count, "clients_per_round": COHORT, "chunk_size": COHORT, "sampling": "uniform"},
                 **{"evaluate_every": every, "checkpoint_seconds": 100000, "backend": "local"},
             }
         )
 
-    def measure(self, seed: int, labels: str, method: str, rate: float) -> Iterator[Line]:
+    def measure(self, seed: int, labels: str, method: str, rate: float, **more: Any) -> Iterator[Line]:
         """Yield the evaluations of a run, of one with a tuning seed the last alone, on validation images.
 
         `apart` is the distance of psi from sigma at the end, as a share of sigma.
         """
-        of = self.experiment(seed, labels, method, rate)
+        of = self.experiment(seed, labels, method, rate, **more)
         run = Run(of, of.algorithm, of.task(_samples(self, labels, seed)))
         split = "validation" if seed in TUNING_SEEDS else "test"
         for outcome in rounds(run, LocalExecutor(run)):
