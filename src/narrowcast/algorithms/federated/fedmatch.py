@@ -329,7 +329,8 @@ class FedMatch(Averaging):
     def _of_helpers(self, broadcast: Arrays, client: int) -> tuple[list[Arrays], int]:
         """Return psi of each helper of a client as the client has them, and their bits."""
         of_clients = _OF_CLIENTS.of(broadcast)
-        sent = [{name: values[helper] for name, values in of_clients.items()} for helper in broadcast[_HELPERS][client]]
+        helpers = broadcast[_HELPERS][client].tolist()
+        sent: list[Arrays] = [{name: values[helper] for name, values in of_clients.items()} for helper in helpers]
         if self.download_threshold is None:
             bits = dense_wire_bits(sum(values[0].size for values in of_clients.values()), dtype_of(of_clients))
             return sent, len(sent) * int(bits)
