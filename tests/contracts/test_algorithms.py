@@ -27,6 +27,7 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "-stack": {"combine": "stack"},
         "-residual": {"combine": "residual"},
         "-padded": {"combine": "padded", "rank_policy": "uniform"},
+        "-pruned": {"combine": "padded", "rank_policy": "uniform", "pruning": {"kept": 0.5, "weight": 0.1}},
         "-ranks": {"rank_policy": "uniform"},
         "-refined": {"combine": "refined"},
     },
@@ -34,7 +35,7 @@ FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Values, besides the defaults, with which algorithms are tried: fewer directions than there are, another sum."""
 WITHOUT_CODECS = {"fedma", "local", "dynamic_averaging"}
 """Algorithms whose clients send no changes, or nothing."""
-OF_ADAPTERS = ("-stack", "-residual", "-padded", "-ranks", "-refined")
+OF_ADAPTERS = ("-stack", "-residual", "-padded", "-pruned", "-ranks", "-refined")
 """Settings of `lora` that tests of adapters try in CI by some laws."""
 ON_CONVOLUTIONS = {"fedavg", "scolr"}
 """Algorithms that CI tries on convolutions, the dearest models: a sum of changes, and factors of them."""

@@ -352,7 +352,8 @@ class LocalTerms:
     from where they start that clients' parameters, all tensors taken together, have after a step: they are moved back
     along the line to their start. inf is no bound. Both are measured from where a phase starts. `consistency` is the
     loss of clients' samples without labels, which is added to that of a step's batch; where no client has labels it is
-    the whole loss, over batches of the training's size.
+    the whole loss, over batches of the training's size. `tail_weight` is that of the sum of |B_t| |A_t| over adapters,
+    which is added to the loss: of the columns of B and rows of A from tails [C] on.
     """
 
     proximal: float = 0.0
@@ -372,6 +373,8 @@ class LocalTerms:
     pulls: FloatArray | None = None
     radii: FloatArray | None = None
     consistency: Consistency | None = None
+    tails: IntArray | None = None
+    tail_weight: float = 0.0
 
     @property
     def holds_clients(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from digits import digits, make_task, relative_error, run
@@ -153,6 +154,66 @@ def test_a_client_pays_for_the_columns_of_its_rank_in_both_directions() -> None:
     assert free.rank.tolist() == [RANK] * 4
 
 
+def tail_norm(factors: dict[str, Any], first: int, rank: int) -> Any:
+    """The sum of |B_t| |A_t| of a client, by torch."""
+    norms = [
+        torch.linalg.norm(factors[layer + "lora_A"][first:rank])
+        * torch.linalg.norm(factors[layer + "lora_B"][:, first:rank])
+        for layer in LAYERS
+    ]
+    return sum(norms)
+
+
+def test_the_last_columns_weigh_on_the_loss_by_the_product_of_their_norms() -> None:
+    server, weight, task = begun(), 0.3, task_of()
+    one_step = replace(task, training=task.training.model_copy(update={"batch_size": 64, "epochs": 1}))
+    chunk = Chunk(3, 0, np.arange(4), {"most adapter rank": np.array([4, 4, 3, 2])})
+    changes = {}
+    for of in (0.0, weight):
+        algorithm = LoRA(combine="padded", rank_policy=EVERYTHING, pruning={"kept": 0.5, "weight": of})
+        (call,) = algorithm.local_calls(algorithm.broadcast(server, one_step, 3).arrays, chunk, one_step)
+        changes[of] = one_step.training.train(call.server, chunk, one_step, call.terms).changes
+    for client, (first, rank) in enumerate([(2, 4), (2, 4), (1, 3), (1, 2)]):
+        leaves = {name: torch.tensor(values, dtype=torch.float64).requires_grad_() for name, values in server.items()}
+        tail_norm(leaves, first, rank).backward()
+        for name, leaf in leaves.items():
+            assert leaf.grad is not None
+            added = (changes[weight][name][client] - changes[0.0][name][client]).astype(np.float64)
+            wanted = -task.training.learning_rate * weight * leaf.grad.numpy()
+            assert np.abs(added - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_a_client_whose_training_shrinks_its_last_columns_keeps_its_rank_without_them() -> None:
+    server, task = begun(), task_of()
+    algorithm = LoRA(combine="padded", rank_policy=EVERYTHING, pruning={"kept": 0.75, "weight": 0.05})
+    algorithm.check(task)
+    most = algorithm.init_clients(task)["most adapter rank"]
+    assert most.tolist() == [RANK] * 4
+    fallen = 0
+    for round_index in range(1, 5):
+        chunk = Chunk(round_index, 0, np.arange(4), {"most adapter rank": most})
+        broadcast = algorithm.broadcast({**algorithm.init(task), **server}, task, round_index).arrays
+        (call,) = algorithm.local_calls(broadcast, chunk, task)
+        changes, wanted = task.training.train(call.server, chunk, task, call.terms).changes, []
+        for client, rank in enumerate(most.tolist()):
+            start = padded(cut(server, rank))
+            moved = {name: torch.tensor(values + changes[name][client]) for name, values in start.items()}
+            left = max(int(0.75 * rank), 1)
+            before = tail_norm({name: torch.tensor(values) for name, values in start.items()}, left, rank)
+            wanted.append(left if tail_norm(moved, left, rank) < before else rank)
+        result = algorithm.train(broadcast, chunk, task)
+        assert result.ledger.rank.tolist() == wanted
+        assert result.state["most adapter rank"].tolist() == wanted
+        bits = [dense_wire_bits(rank * (64 + 16 + 16 + 10), np.dtype(np.float32)) for rank in wanted]
+        assert result.ledger.uplink_bits.tolist() == bits
+        fallen += int((most > np.array(wanted)).sum())
+        most = np.array(wanted)
+        step = algorithm.step({**algorithm.init(task), **server}, broadcast, result.partial, task, round_index)
+        server = algorithm.final(step)
+    assert fallen > 0
+
+
+@pytest.mark.parametrize("fields", [{}, {"pruning": {"kept": 0.5, "weight": 0.1}}], ids=["", "pruning"])
 @pytest.mark.parametrize(
     "law",
     [
@@ -162,9 +223,9 @@ def test_a_client_pays_for_the_columns_of_its_rank_in_both_directions() -> None:
         "with_a_fine_quantiser_the_result_is_close_to_float32",
     ],
 )
-def test_hetlora_keeps_the_laws_of_algorithms(law: str) -> None:
+def test_hetlora_keeps_the_laws_of_algorithms(law: str, fields: dict[str, Any]) -> None:
     case = algorithm_cases.AlgorithmCase(
-        LoRA(combine="padded", rank_policy="uniform"), algorithm_cases.MODELS["adapters"]
+        LoRA(combine="padded", rank_policy="uniform", **fields), algorithm_cases.MODELS["adapters"]
     )
     getattr(algorithm_laws, law)(case)
 
@@ -181,5 +242,7 @@ def test_hetlora_keeps_the_laws_of_algorithms(law: str) -> None:
 def test_ranks_that_a_setting_cannot_have_are_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         LoRA(**fields, rank_policy="uniform")
+    with pytest.raises(ValidationError, match="pruning lowers the ranks of a rank_policy; set one, such as bandwidth"):
+        LoRA(pruning={})
     with pytest.raises(UserError, match="send other columns; leave it out"):
         LoRA(rank_policy="uniform", codec=["error_feedback", {"kind": "top_k", "fraction": 0.1}]).check(task_of())

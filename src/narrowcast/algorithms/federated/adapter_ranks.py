@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from narrowcast.algorithms.client.sums import EACH, TENSORS, WEIGHT
 from narrowcast.algorithms.client.uploads import Columns
 from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.codecs.wire import dtype_of
 from narrowcast.algorithms.federated.rank_policy import RankPolicy
+from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.adapted_layers import A, is_factor
+from narrowcast.platform.models.adapted_layers import A, factor_pairs, is_factor
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
 
 RANK = "rank"
@@ -81,6 +83,40 @@ class AdapterRanks:
     def masks(self, ranks: IntArray) -> dict[str, BoolArray]:
         """Return which columns of each factor clients of these ranks [C] have, [C, r]."""
         return {name: np.arange(rank) < ranks[:, None] for name, rank in self.of_factors.items()}
+
+
+class Pruning(Section):
+    """How clients lower their ranks: the last columns of a client weigh on its loss, and go if training shrinks them.
+
+    Reference: Cho et al., EMNLP 2024 (arXiv:2401.06432), rank self-pruning. The tail of a client of rank k are the
+    columns of B and rows of A from floor(kept k) on, at least one. `weight` times the sum of |B_t| |A_t| over layers is
+    added to its loss. If the sum is less after its local steps than before, the client keeps its rank without them.
+    """
+
+    kept: float = Field(0.99, gt=0, lt=1, description="share of its rank that a client keeps, rounded down")
+    weight: float = Field(0.005, ge=0, allow_inf_nan=False, description="weight of the last columns in the loss")
+
+    def left(self, ranks: IntArray) -> IntArray:
+        """Return the ranks [C] without the tail; at least 1, and 0 for clients of rank 0."""
+        return np.maximum(np.floor(self.kept * ranks).astype(np.int64), np.minimum(ranks, 1))
+
+    def pruned(self, ranks: IntArray, before: Arrays, after: Arrays) -> IntArray:
+        """Return the ranks [C] of clients whose factors [C, ...] local steps have moved from `before` to `after`."""
+        left = self.left(ranks)
+        return np.where(tail_norms(after, left, ranks) < tail_norms(before, left, ranks), left, ranks)
+
+
+def tail_norms(factors: Arrays, first: IntArray, ranks: IntArray) -> FloatArray:
+    """Return the sum of |B_t| |A_t| over layers for clients' factors [C, ...], in columns first [C] to ranks [C]."""
+    columns, total = in_columns(factors), np.zeros(len(ranks))
+    for a, b in factor_pairs(factors).values():
+        at = np.arange(columns[a].shape[-1])
+        tail = ((at >= first[:, None]) & (at < ranks[:, None]))[:, np.newaxis]
+        squares = [
+            np.square(columns[name], dtype=np.float64, where=tail, out=np.zeros(columns[name].shape)) for name in (a, b)
+        ]
+        total += np.sqrt(np.prod([square.sum(axis=(1, 2)) for square in squares], axis=0))
+    return total
 
 
 def truncated_to(masks: Mapping[str, BoolArray], model: Arrays) -> dict[str, NDArray[Any]]:

@@ -21,12 +21,13 @@ from pydantic import Field, model_validator
 
 from narrowcast.algorithms.client.client_pass import Arrived, Contribution
 from narrowcast.algorithms.client.sums import SumLayout
-from narrowcast.algorithms.client.uploads import Message
+from narrowcast.algorithms.client.uploads import Columns, Message
 from narrowcast.algorithms.codecs.chain import refuse_stateful
 from narrowcast.algorithms.codecs.messages import DensePayload
 from narrowcast.algorithms.federated.adapter_ranks import (
     RANK,
     AdapterRanks,
+    Pruning,
     column_mean,
     in_columns,
     trained_by_clients,
@@ -58,6 +59,8 @@ from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, Local
 _ROUND = DOWNLOAD.name("adapters round")
 _FROZEN = PrefixedArrays(SERVER_ONLY.name("frozen/"))
 """The factors that stay as drawn: they complete the global model, and are never sent."""
+_MOST_RANK = "most adapter rank"
+"""Of each client that prunes: its own state."""
 
 
 def truncated(
@@ -114,7 +117,8 @@ class LoRA(Averaging):
     are averaged in every round.
 
     With a `rank_policy` a client of rank k trains and sends the first k rows of A and columns of B. HetLoRA is
-    `combine: padded`: the missing ones count as zeros, and a client's weight is |B_u A_u|. The means of `factors` are
+    `combine: padded`: the missing ones count as zeros, and a client's weight is |B_u A_u|; with `pruning` its clients
+    lower their ranks as they train. The means of `factors` are
     over the clients that have a row or column, `stack` has as many as were sent, and `product` orders them by their
     singular values.
 
@@ -124,7 +128,8 @@ class LoRA(Averaging):
     The column `aggregation_error` is |B A - sum p_u B_u A_u| / |sum p_u B_u A_u| over all layers, of the server's
     factors after the round: with `combine: product`, or if it is asked for.
 
-    Differs from the papers: 1. HetLoRA's clients do not prune their ranks, and the weights are those of each layer. 2.
+    Differs from the papers: 1. HetLoRA's weights are those of each layer, and clients that prune are sent as many
+    columns as their policy says. 2.
     FlexLoRA's A is turned to be near that of the round before, unless clients have ranks. 3. FLoRA's A is drawn from
     the seed of the round, the same for all clients. 4. FedEx-LoRA's residual has (K - 1) r columns. 5. LoRA-FAIR's
     change of B is the regression's closed form, per layer; the paper descends on the cosine distance.
@@ -147,6 +152,9 @@ class LoRA(Averaging):
     rank_policy: Annotated[RankPolicy, RANK_POLICIES] | None = Field(
         None, description="choice of each client's rank in a round, at most model.rank; null: that, for all"
     )
+    pruning: Pruning | None = Field(
+        None, description="clients lower their ranks for good where training shrinks their last columns; null: never"
+    )
     aggregation_error: bool = Field(
         False, description="report the column of that name where factors are averaged: the server keeps each client's"
     )
@@ -160,6 +168,8 @@ class LoRA(Averaging):
             )
         if self.rank_policy is not None and self.combine in ("residual", "refined"):
             raise ValueError(f"combine = {self.combine} is of factors of one rank; leave out rank_policy")
+        if self.pruning is not None and self.rank_policy is None:
+            raise ValueError("pruning lowers the ranks of a rank_policy; set one, such as bandwidth, or leave it out")
         setting = "share = alternate" if self.share == "alternate" else self._setting * own_step
         if setting and (self.server_optimizer is not None or self.download is not None):
             raise ValueError(f"{setting} goes without server_optimizer and download; leave them out")
@@ -244,7 +254,25 @@ class LoRA(Averaging):
         """Return what clients train, in some rounds at least."""
         return {name: values for name, values in super().parameters(task).items() if not self._keeps(name)}
 
+    def init_clients(self, task: Task) -> Arrays:
+        """Return what clients keep, and the rank above which a client that prunes does not go."""
+        kept = super().init_clients(task)
+        if self.pruning is None:
+            return kept
+        largest = AdapterRanks.of(super().parameters(task)).largest
+        return {**kept, _MOST_RANK: np.full(task.data.n_clients, largest, dtype=np.int64)}
+
     # Client half
+
+    def _columns(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Columns:
+        """Return the columns that each client of a chunk trains."""
+        assert self.rank_policy is not None, "the caller has seen to it"
+        sizes = AdapterRanks.of(model_of(broadcast))
+        columns = sizes.columns(self.rank_policy, chunk, task)
+        if self.pruning is None:
+            return columns
+        ranks = np.minimum(columns.ranks, chunk.state[_MOST_RANK])
+        return Columns(ranks, sizes.masks(ranks))
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
         """Return the names of what trains in this round."""
@@ -259,15 +287,23 @@ class LoRA(Averaging):
         server = {name: call.server.get(name, values) for name, values in task.initial_parameters().items()}
         terms = replace(call.terms, frozen=BASE.of(broadcast))
         if self.rank_policy is not None:
-            masks = AdapterRanks.of(server).columns(self.rank_policy, chunk, task).masks
-            terms = replace(terms, start=truncated_to(masks, server))
+            columns = self._columns(broadcast, chunk, task)
+            terms = replace(terms, start=truncated_to(columns.masks, server))
+            if self.pruning is not None:
+                tails = self.pruning.left(columns.ranks)
+                terms = replace(terms, tails=tails, tail_weight=self.pruning.weight)
         return [replace(call, server=server, terms=terms)]
 
     def message(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Message:
         """Send the changes of what trains, of factors those of the client's rank."""
         if self.rank_policy is None:
             return super().message(broadcast, chunk, task, updates)
-        columns = AdapterRanks.of(model_of(broadcast)).columns(self.rank_policy, chunk, task)
+        columns = self._columns(broadcast, chunk, task)
+        if self.pruning is not None:
+            start = truncated_to(columns.masks, model_of(broadcast))
+            trained = {name: values + updates.changes[name] for name, values in start.items()}
+            ranks = self.pruning.pruned(columns.ranks, start, trained)
+            columns = Columns(ranks, AdapterRanks.of(model_of(broadcast)).masks(ranks))
         return Message(in_columns(updates.changes), columns=columns)
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:
@@ -275,7 +311,12 @@ class LoRA(Averaging):
         contribution = super().contribution(broadcast, chunk, task, arrived)
         if arrived.columns is None:
             return contribution
-        return replace(contribution, tensors=in_columns(arrived.tensors), each={RANK: arrived.columns.ranks})
+        ranks = arrived.columns.ranks
+        sent = replace(contribution, tensors=in_columns(arrived.tensors), each={RANK: ranks})
+        if self.pruning is None:
+            return sent
+        pruned = arrived.delivered & (ranks < self._columns(broadcast, chunk, task).ranks)
+        return replace(sent, state={**sent.state, _MOST_RANK: np.where(pruned, ranks, chunk.state[_MOST_RANK])})
 
     # Server half
 
@@ -375,7 +416,9 @@ class LoRA(Averaging):
     # What the run asks of the settings
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """Return the size of each client's upload, [C], which is that of what it trains; None with a codec."""
+        """Return the size of each client's upload, [C], that of what it trains; None with a codec or if it prunes."""
+        if self.pruning is not None:
+            return None
         if self.rank_policy is not None and not self.codec:
             sizes = AdapterRanks.of(model_of(broadcast))
             ranks = sizes.chosen(self.rank_policy, task, clients, int(broadcast[_ROUND]))
@@ -389,7 +432,7 @@ class LoRA(Averaging):
     def download_bits(
         self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
-        """Return the size of the columns that each recipient trains, [C]; None if it is sent all."""
+        """Return the size of the columns that each recipient trains by the policy, [C]; None if it is sent all."""
         policy = self.rank_policy
         if policy is None or self._merges or policy.kind == "channel":
             return super().download_bits(server, broadcast, task, recipients)

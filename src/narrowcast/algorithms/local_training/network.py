@@ -38,6 +38,7 @@ from narrowcast.algorithms.local_training.gradients import (
 )
 from narrowcast.algorithms.local_training.rules import GradientDescent, Optimizer, Rate, along
 from narrowcast.platform.data.samples import Labelled, each_input
+from narrowcast.platform.models.adapted_layers import factor_pairs
 from narrowcast.platform.models.measures import Loss
 from narrowcast.platform.models.module_call import Inputs, call_module, has_half_types
 from narrowcast.platform.models.modules import copy_of, fixed_of, trained_of, with_values
@@ -54,7 +55,8 @@ class Steps:
     `rule` takes them with g + weight_decay y + correction. g is the gradient of the loss, multiplied by `gains`
     [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. A learning rate is a scalar
     or [C]; there is one for each step, or one for all. `own` [C, ...] is for the rule. pulls [C] are added to
-    `proximal`, and radii [C] bound the distance from the start after a step.
+    `proximal`, and radii [C] bound the distance from the start after a step. `tail_weight` is that of the products of
+    norms of adapters from tails [C] on.
     """
 
     learning_rates: Sequence[Rate]
@@ -67,6 +69,8 @@ class Steps:
     own: Tensors = field(default_factory=dict)
     pulls: Tensor | None = None
     radii: Tensor | None = None
+    tails: Tensor | None = None
+    tail_weight: float = 0.0
 
     def learning_rate(self, step: int, rows: slice) -> Rate:
         """Return the learning rate of a step of some clients."""
@@ -77,7 +81,7 @@ class Steps:
     def plain(self) -> bool:
         """Return whether the gradient of a step is that of the loss and nothing else."""
         terms = (self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction)
-        return not any(terms) and self.pulls is None
+        return not any(terms) and self.pulls is None and self.tails is None
 
 
 @dataclass(frozen=True)
@@ -493,6 +497,8 @@ def _add_terms(
             gradient.add_(moved, alpha=steps.proximal)
             if steps.pulls is not None:
                 gradient.addcmul_(along(steps.pulls[rows].to(moved.dtype), moved), moved)
+    if steps.tails is not None:
+        _add_tails(values, gradients, steps.tails[rows], steps.tail_weight)
     if steps.clip_norm is not None:
         scale = (steps.clip_norm / _lengths(gradients).clamp(min=1e-12)).clamp(max=1.0)
         for gradient in gradients.values():
@@ -502,6 +508,18 @@ def _add_terms(
             gradient.add_(values[name], alpha=decay)
         if name in steps.correction:
             gradient.add_(steps.correction[name][rows])
+
+
+def _add_tails(values: Mapping[str, Tensor], gradients: Tensors, tails: Tensor, weight: float) -> None:
+    """Add the gradient of weight |B_t| |A_t| of each adapter, in place; where a norm is 0, its own part is 0."""
+    for a, b in factor_pairs(gradients).values():
+        right, left = values[a], values[b].mT  # [a, r, i] and [a, r, o]
+        inside = (torch.arange(right.shape[1], device=right.device) >= tails.unsqueeze(1)).unsqueeze(2)
+        right, left = torch.where(inside, right, 0), torch.where(inside, left, 0)
+        right_norm, left_norm = _lengths({a: right}), _lengths({b: left})
+        least = torch.finfo(right.dtype).tiny
+        gradients[a].add_(along(weight * left_norm / right_norm.clamp(min=least), right) * right)
+        gradients[b].add_((along(weight * right_norm / left_norm.clamp(min=least), left) * left).mT)
 
 
 def _lengths(tensors: Mapping[str, Tensor]) -> Tensor:

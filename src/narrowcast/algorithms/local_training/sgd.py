@@ -88,7 +88,7 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
         None if terms.columns is None else tuple(terms.columns.tolist()),
         (terms.start_loss, terms.start_gradient),
         (terms.rule, terms.trained, terms.phases, terms.pulls is None, terms.radii is None),
-        (terms.consistency, task.data.labels_at_clients),
+        (terms.consistency, task.data.labels_at_clients, terms.tails is None, terms.tail_weight),
         *(
             tuple((name, values.shape[skip:]) for name, values in part.items())
             for part, skip in zip(parts, rows, strict=True)
@@ -252,6 +252,8 @@ def _train_calls(calls: Sequence[LocalCall], *, phase: int = 0, first_epoch: int
         own=_of_clients([call.terms.own for call in calls], order, device),
         pulls=_of_each([call.terms.pulls for call in calls], order, device),
         radii=_of_each([call.terms.radii for call in calls], order, device),
+        tails=_of_each([call.terms.tails for call in calls], order, device),
+        tail_weight=terms.tail_weight,
     )
     changes, loss, slots = train(program, steps)
     positions = _positions(order)
@@ -290,7 +292,7 @@ def _of_clients(parts: Sequence[Arrays], order: IntArray, device: Device) -> Ten
     return {name: to_tensor(np.concatenate([part[name] for part in parts])[order], device) for name in parts[0]}
 
 
-def _of_each(parts: Sequence[FloatArray | None], order: IntArray, device: Device) -> torch.Tensor | None:
+def _of_each(parts: Sequence[FloatArray | IntArray | None], order: IntArray, device: Device) -> torch.Tensor | None:
     """Return a number of each of the calls' clients [C], in the order of a schedule; None if the calls have none."""
     given = [values for values in parts if values is not None]
     return to_tensor(np.concatenate(given)[order], device) if given else None
