@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from narrowcast.cluster.backend import RayBackend
+from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.module_call import call_module, select_output
 from narrowcast.platform.models.neural_network import as_inputs
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.types import FloatArray
+from narrowcast_papers.adapters.minilm import FOLDER, LAYERS, UpperLayers, below
 from sampling import sampled
 
 pytestmark = [
@@ -105,6 +107,31 @@ ADAPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },  # weights tied to the embedding, transposed layers, ranks that a layer's width limits
     ),
 }
+
+
+def test_the_upper_layers_of_minilm_from_what_the_lower_ones_give_are_the_whole_model(
+    zoo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = zoo._transformers()
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 96}
+    whole = library.BertModel(library.BertConfig(**sizes, num_hidden_layers=LAYERS), add_pooling_layer=False).eval()
+    whole.save_pretrained(tmp_path / FOLDER)
+    monkeypatch.setenv("NARROWCAST_DATA", str(tmp_path))
+    random = np.random.default_rng(0)
+    mask = (np.arange(12) < random.integers(3, 13, size=80)[:, np.newaxis]).astype(np.int64)
+    inputs = {"input_ids": random.integers(0, 96, (80, 12)), "attention_mask": mask}
+    texts = Labelled(inputs, random.integers(0, 2, size=80))
+    lifted = below(Samples("texts", "", 2, texts, texts.take(np.arange(5)), texts, np.arange(80), np.array([0, 80])))
+    assert isinstance(lifted, Samples)
+    upper = UpperLayers(2).eval()
+    with torch.no_grad():
+        scores = call_module(upper, as_inputs(lifted.train.features, torch.float32))
+        vectors = whole(**{name: torch.from_numpy(values) for name, values in inputs.items()}).last_hidden_state
+    means = np.array([rows[: count.sum()].mean(axis=0) for rows, count in zip(vectors.numpy(), mask, strict=True)])
+    scaled = (means - means.mean(axis=1, keepdims=True)) / np.sqrt(means.var(axis=1, keepdims=True) + 1e-5)
+    wanted = scaled @ upper.classifier.weight.detach().numpy().T + upper.classifier.bias.detach().numpy()
+    assert np.abs(scores.numpy() - wanted).max() < 1e-5
+    assert len(lifted.validation) == 5
 
 
 @pytest.mark.parametrize("architecture", ADAPTED)

@@ -11,15 +11,19 @@ import pytest
 from command_line import narrowcast
 from narrowcast.studies.results import as_text
 from narrowcast.studies.tables import MeasuredTable
-from narrowcast_papers.adapters import table
-from narrowcast_papers.adapters.comparison import ROUNDS, TEST_SEEDS, TUNING_SEEDS, Comparison, Method
+from narrowcast_papers.adapters import mails, table
+from narrowcast_papers.adapters.comparison import TEST_SEEDS, TUNING_SEEDS, Comparison, Method
+from narrowcast_papers.adapters.settings import PRESIDENTS
 from papers import PAPERS, targets
 
 COMPARISONS = {
     **{"lora-sotu": table.BY_SGD, "lora-sotu-more": table.MORE_BY_SGD, "lora-sotu-adamw": table.BY_ADAMW},
     **{"lora-bits": table.IN_FEW_BITS, "lora-links": table.OVER_LINKS},
+    **{"lora-ranks": table.OF_RANKS, "lora-channel": table.OVER_A_CHANNEL},
+    "lora-spam": mails.BY_MAILS,
 }
 SMALL = Comparison(
+    PRESIDENTS,
     "",
     "small.csv",
     {"a": Method({"kind": "lora"}, 4), "b": Method({"kind": "fedavg"}, first_rate=0.01)},
@@ -45,7 +49,7 @@ def measured() -> list[dict[str, str]]:
     best = {"a": 0.1, "b": 0.01}
     for seed, method, rate in SMALL.table.parts[0].missing(lines):
         last = 5.5 + abs(np.log10(rate / best[method]))
-        for round_index, perplexity in ((2, 6.4), (4, 5.9 if method == "a" else 6.2), (ROUNDS, last)):
+        for round_index, perplexity in ((2, 6.4), (4, 5.9 if method == "a" else 6.2), (PRESIDENTS.rounds, last)):
             lines.append(line(seed, method, rate, round_index, perplexity, 10.0 * round_index + seed))
     return lines
 
@@ -61,7 +65,7 @@ def test_a_method_is_tested_at_the_rate_whose_neighbours_are_worse() -> None:
 def test_the_seconds_to_a_target_are_those_of_the_first_round_below_it() -> None:
     lines = measured()
     assert SMALL.needed(lines, "a") == [40.0 + seed for seed in TEST_SEEDS]
-    assert SMALL.needed(lines, "b") == [10.0 * ROUNDS + seed for seed in TEST_SEEDS]
+    assert SMALL.needed(lines, "b") == [10.0 * PRESIDENTS.rounds + seed for seed in TEST_SEEDS]
     assert replace(SMALL, target=5.0).needed(lines, "a") == [np.inf] * len(TEST_SEEDS)
     bases = [line(0, method, 0.1, 0, base, 0.0) for method, base in (("a", 6.4), ("b", 6.37))]
     assert SMALL.judge([*lines, bases[0]])[0].verdict == "0 MB"
