@@ -103,23 +103,23 @@ class Comparison:
 
         Runs that choose rates are evaluated at their end alone.
         """
-        its, of = self.methods[method], self.setting
+        variant, setting = self.methods[method], self.setting
         weights = {"weights": base} if base else {}
-        adapted = {"kind": "adapters", "base": of.base, **weights, "rank": its.rank, "alpha": its.rank}
+        adapted = {"kind": "adapters", "base": setting.base, **weights, "rank": variant.rank, "alpha": variant.rank}
         rounds = self.rounds(method)
         return load_experiment(
             {
                 "name": Path(self.file).stem,
                 "seed": seed,
-                "data": {**of.data, **its.data, **({"seed": seed} if of.drawn else {})},
-                "model": {**adapted, **of.adapted, **its.adapters} if its.rank else of.base,
-                "start_from": None if its.rank else base,
-                "algorithm": its.algorithm,
-                "training": {**self.training, "learning_rate": rate, "batch_size": of.batch_size, "epochs": 1},
-                **{"rounds": rounds, "clients_per_round": of.clients_per_round, "backend": "local"},
-                "evaluate_every": rounds if seed in TUNING_SEEDS else of.every,
+                "data": {**setting.data, **variant.data, **({"seed": seed} if setting.drawn else {})},
+                "model": {**adapted, **setting.adapted, **variant.adapters} if variant.rank else setting.base,
+                "start_from": None if variant.rank else base,
+                "algorithm": variant.algorithm,
+                "training": {**self.training, "learning_rate": rate, "batch_size": setting.batch_size, "epochs": 1},
+                **{"rounds": rounds, "clients_per_round": setting.clients_per_round, "backend": "local"},
+                "evaluate_every": rounds if seed in TUNING_SEEDS else setting.every,
                 **self.fields,
-                **its.fields,
+                **variant.fields,
             }
         )
 
@@ -132,13 +132,14 @@ class Comparison:
 
         Round 0 of a test run is a pretrained base, which nobody has trained.
         """
-        of = self.setting
-        base = of.pretrained() if of.pretrained else None
-        run, outcomes = played(self.experiment(method, rate, seed, base), of.prepared)
+        setting = self.setting
+        base = setting.pretrained() if setting.pretrained else None
+        run, outcomes = played(self.experiment(method, rate, seed, base), setting.prepared)
         if base and seed in TEST_SEEDS:
             server = run.algorithm.final(run.algorithm.init(run.task))
             reached = (
-                run.task.model.evaluate(server, {}, run.task.data, split)[of.metric] for split in ("validation", "test")
+                run.task.model.evaluate(server, {}, run.task.data, split)[setting.metric]
+                for split in ("validation", "test")
             )
             start = {"round": 0, **self._values(*reached), "up": 0.0, "down": 0.0}
             yield {**start, **({"seconds": 0.0} if self.target else {})}
@@ -146,7 +147,7 @@ class Comparison:
             if outcome.metrics:
                 yield {
                     "round": outcome.step,
-                    **self._values(*(outcome.metrics[f"{part}.{of.metric}"] for part in ("validation", "test"))),
+                    **self._values(*(outcome.metrics[f"{part}.{setting.metric}"] for part in ("validation", "test"))),
                     "up": outcome.record.total_uplink_bits / 8e6,
                     "down": outcome.record.total_downlink_bits / 8e6,
                     **({"seconds": outcome.record.simulated_seconds} if self.target else {}),
