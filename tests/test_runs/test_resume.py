@@ -159,7 +159,8 @@ def test_an_interrupt_before_round_1_is_one_line(tmp_path: Path, start: Start, p
     time.sleep(seconds)
     command.send(signal.SIGINT)
     assert command.wait() == 1
-    (line,) = command.err.splitlines()
+    line = command.err.rstrip("\n")
+    assert "\n" not in line, line
     begun = (tmp_path / "runs" / "fedavg-digits").exists()
     assert line.startswith("narrowcast: interrupted; resume with: " if begun else "narrowcast: interrupted"), line
     assert command.survivors(30) == []
