@@ -36,7 +36,6 @@ from narrowcast.algorithms.local_training.gradients import (
 from narrowcast.algorithms.local_training.network import (
     Loader,
     Program,
-    Steps,
     mean_gradients,
     mean_losses,
     of_each_client,
@@ -51,6 +50,7 @@ from narrowcast.algorithms.local_training.rules import (
     RateSchedule,
     only_gradient_descent,
 )
+from narrowcast.algorithms.local_training.steps import Steps
 from narrowcast.platform.config.files import Section
 from narrowcast.platform.contracts import LocalCall, Task, Training
 from narrowcast.platform.data.samples import Labelled, Samples, each_input, joined, rows_of_inputs, signature
