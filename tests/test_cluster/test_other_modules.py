@@ -21,7 +21,7 @@ from narrowcast.platform.models.neural_network import as_inputs
 from narrowcast.platform.rounds.loop import LocalBackend
 from narrowcast.platform.rounds.state import Run, RunState, start
 from narrowcast.platform.types import FloatArray
-from narrowcast_papers.adapters.minilm import FOLDER, LAYERS, UpperLayers, below
+from narrowcast_papers.adapters.minilm import FOLDER, UpperLayers, below
 from sampling import sampled
 
 pytestmark = [
@@ -114,7 +114,7 @@ def test_the_upper_layers_of_minilm_from_what_the_lower_ones_give_are_the_whole_
 ) -> None:
     library = zoo._transformers()
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 96}
-    whole = library.BertModel(library.BertConfig(**sizes, num_hidden_layers=LAYERS), add_pooling_layer=False).eval()
+    whole = library.BertModel(library.BertConfig(**sizes, num_hidden_layers=6), add_pooling_layer=False).eval()
     whole.save_pretrained(tmp_path / FOLDER)
     monkeypatch.setenv("NARROWCAST_DATA", str(tmp_path))
     random = np.random.default_rng(0)

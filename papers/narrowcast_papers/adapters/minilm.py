@@ -17,20 +17,18 @@ from torch import Tensor, nn
 from narrowcast.platform.data.dataset import Dataset
 from narrowcast.platform.data.download import located
 from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.models.transformers_model import read_pretrained
 
-FOLDER, LAYERS, TRAINED = "all-minilm-l6-v2", 6, 2
+FOLDER, TRAINED = "all-minilm-l6-v2", 2
 _AT_ONCE = 64
 
 
 def _body() -> Any:
-    import transformers
+    from transformers import BertModel
 
-    library: Any = transformers
-    library.utils.logging.set_verbosity_error()
-    library.utils.logging.disable_progress_bar()
-    path = located(Path(FOLDER), "folder", "model")
-    settings = {"add_pooling_layer": False, "local_files_only": True, "use_safetensors": True}
-    return library.BertModel.from_pretrained(path, **settings).eval()
+    folder = located(Path(FOLDER), "folder", "model")
+    body, _ = read_pretrained(BertModel, folder, {"add_pooling_layer": False})
+    return body.eval()
 
 
 def _through(layers: Any, hidden: Tensor, attention_mask: Tensor) -> Tensor:
@@ -76,7 +74,7 @@ def _lifted(part: Labelled) -> Labelled:
     body = _frozen()
     with torch.no_grad():
         hidden = [
-            _through(body.encoder.layer[: LAYERS - TRAINED], body.embeddings(input_ids=some), of)
+            _through(body.encoder.layer[:-TRAINED], body.embeddings(input_ids=some), of)
             for some, of in zip(ids.split(_AT_ONCE), mask.split(_AT_ONCE), strict=True)
         ]
     values = np.concatenate([vectors.numpy() for vectors in hidden])

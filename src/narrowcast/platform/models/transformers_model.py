@@ -5,7 +5,7 @@ Source: transformers 5, `PreTrainedModel.from_pretrained`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,20 @@ def _quiet(log: Any) -> Iterator[None]:
         log.set_verbosity(verbosity)
         if bar:
             log.enable_progress_bar()
+
+
+def read_pretrained(kind: Any, folder: Path, settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Return a model of a class of the library with the weights of a folder, and what the library says of its tensors.
+
+    Nothing is downloaded, and pickles are not read.
+    """
+    import transformers
+
+    attention = "sdpa" if kind._supports_sdpa else "eager"  # a folder's may name a kernel to download
+    local = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    with _quiet(transformers.utils.logging):
+        module, found = kind.from_pretrained(folder, **{"attn_implementation": attention, **settings, **local})
+    return module, found
 
 
 class TransformersModel(NeuralNetwork):
@@ -65,11 +79,7 @@ class TransformersModel(NeuralNetwork):
         module: Any
         if self.path is not None:
             folder = located(self.path, "path", "model")
-            attention = "sdpa" if kind._supports_sdpa else "eager"  # a folder's may name a kernel to download
-            settings = {**sizes, "attn_implementation": attention, **self.config}
-            settings |= {"local_files_only": True, "use_safetensors": True}
-            with _quiet(transformers.utils.logging):
-                module, found = kind.from_pretrained(folder, **settings, output_loading_info=True)
+            module, found = read_pretrained(kind, folder, {**sizes, **self.config})
             if len(found["missing_keys"]) >= len(module.state_dict()):
                 raise UserError(f"model.path = {folder}: has no tensor of {self.architecture}; use its own class")
         else:
