@@ -78,6 +78,10 @@ class AdapterRanks:
             ranks = (self.bits[1:] <= chunk.budget_bits[:, None]).sum(axis=1)
         else:
             ranks = self.chosen(policy, task, chunk.clients, chunk.round_index)
+        return self.first(ranks)
+
+    def first(self, ranks: IntArray) -> Columns:
+        """Return the first columns of each factor, as many as clients of these ranks [C] have."""
         return Columns(ranks, self.masks(ranks))
 
     def masks(self, ranks: IntArray) -> dict[str, BoolArray]:
@@ -86,7 +90,7 @@ class AdapterRanks:
 
 
 class Pruning(Section):
-    """How clients lower their ranks: the last columns of a client weigh on its loss, and go if training shrinks them.
+    """Clients lower their ranks: the last columns of each weigh on its loss, and go if its training shrinks them.
 
     Reference: Cho et al., EMNLP 2024 (arXiv:2401.06432), rank self-pruning. The tail of a client of rank k are the
     columns of B and rows of A from floor(kept k) on, at least one. `weight` times the sum of |B_t| |A_t| over layers is

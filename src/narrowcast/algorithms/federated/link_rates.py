@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.federated.topology import Ring, Topology
+from narrowcast.algorithms.federated.topology import OfAnother, Ring, Topology
 from narrowcast.platform.config.catalog import TOPOLOGIES
 from narrowcast.platform.config.quantities import LogNormal
 from narrowcast.platform.errors import UserError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-class Unequal(Topology):
+class Unequal(OfAnother):
     """The links of another topology, each with a log-normal rate that is drawn once per run for its pair of clients.
 
     A pair has the same rate in both directions, in every round, and whatever other clients and links there are. Weights
@@ -30,16 +30,6 @@ class Unequal(Topology):
         default_factory=Ring, description="topology whose links have the rates"
     )
     mbit_per_second: LogNormal = Field(LogNormal(median=2.0, sigma=1.0), description="rate of a link")
-
-    @property
-    def stamp(self) -> tuple[int, ...]:
-        """Return that of the other topology."""
-        return self.topology.stamp
-
-    @property
-    def directed(self) -> bool:
-        """Return that of the other topology."""
-        return self.topology.directed
 
     @property
     def rounds_to_connect(self) -> int:

@@ -271,8 +271,7 @@ class LoRA(Averaging):
         columns = sizes.columns(self.rank_policy, chunk, task)
         if self.pruning is None:
             return columns
-        ranks = np.minimum(columns.ranks, chunk.state[_MOST_RANK])
-        return Columns(ranks, sizes.masks(ranks))
+        return sizes.first(np.minimum(columns.ranks, chunk.state[_MOST_RANK]))
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
         """Return the names of what trains in this round."""
@@ -302,8 +301,8 @@ class LoRA(Averaging):
         if self.pruning is not None:
             start = truncated_to(columns.masks, model_of(broadcast))
             trained = {name: values + updates.changes[name] for name, values in start.items()}
-            ranks = self.pruning.pruned(columns.ranks, start, trained)
-            columns = Columns(ranks, AdapterRanks.of(model_of(broadcast)).masks(ranks))
+            left = self.pruning.pruned(columns.ranks, start, trained)
+            columns = AdapterRanks.of(model_of(broadcast)).first(left)
         return Message(in_columns(updates.changes), columns=columns)
 
     def contribution(self, broadcast: Arrays, chunk: Chunk, task: Task, arrived: Arrived) -> Contribution:

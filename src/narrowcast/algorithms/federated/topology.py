@@ -402,17 +402,10 @@ class RandomMatching(Topology):
         return distinct_links(order[: n_clients // 2 * 2].astype(np.int64))
 
 
-class Intermittent(Topology):
-    """The links of another topology, each of which is down in a round by chance: nothing is sent over it.
+class OfAnother(Topology):
+    """A topology that changes one thing about another `topology`, which its own field declares."""
 
-    Weights are those of the links that are up, so that the mean of the models stays whichever are.
-    """
-
-    kind: Literal["intermittent"] = "intermittent"
-    topology: Annotated[Topology, TOPOLOGIES] = Field(
-        default_factory=Ring, description="topology of which some links are down"
-    )
-    outage: float = Field(0.2, ge=0, lt=1, description="probability that a link is down in a round")
+    topology: Topology
 
     @property
     def stamp(self) -> tuple[int, ...]:
@@ -423,6 +416,19 @@ class Intermittent(Topology):
     def directed(self) -> bool:
         """Return that of the other topology."""
         return self.topology.directed
+
+
+class Intermittent(OfAnother):
+    """The links of another topology, each of which is down in a round by chance: nothing is sent over it.
+
+    Weights are those of the links that are up, so that the mean of the models stays whichever are.
+    """
+
+    kind: Literal["intermittent"] = "intermittent"
+    topology: Annotated[Topology, TOPOLOGIES] = Field(
+        default_factory=Ring, description="topology of which some links are down"
+    )
+    outage: float = Field(0.2, ge=0, lt=1, description="probability that a link is down in a round")
 
     @property
     def rounds_to_connect(self) -> int:
