@@ -5,7 +5,6 @@ The model that a run starts from: that of another run or a file, and what no cli
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -44,6 +43,7 @@ from narrowcast.platform.config.files import (
     Defaults,
     apply_overrides,
     flatten,
+    plain_values,
     plugin_folders,
     set_value,
     validate,
@@ -225,7 +225,7 @@ def load_replicas(source: str | Mapping[str, Any] | Experiment, overrides: Itera
     if isinstance(source, Experiment):
         if not overrides:
             return [source]
-        values, origin = json.loads(source.model_dump_json()), source.name
+        values, origin = plain_values(source), source.name
     else:
         values, origin = packaged.read_experiment(source)
     defaults = defaults_for(origin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from narrowcast import packaged
 from narrowcast.experiment import replicas_of
 from narrowcast.platform.config.catalog import PROBLEMS, SOLVERS
 from narrowcast.platform.config.fields import ITERATIONS, Name, Role
-from narrowcast.platform.config.files import Defaults, plugin_folders, validate
+from narrowcast.platform.config.files import Defaults, plain_values, plugin_folders, validate
 from narrowcast.platform.config.run_fields import (
     CheckpointEvery,
     CheckpointPath,
@@ -134,7 +133,7 @@ def load_solve(source: str | Mapping[str, Any] | Solve, overrides: Iterable[str]
 def load_solves(source: str | Mapping[str, Any] | Solve, overrides: Iterable[str] = ()) -> list[Solve]:
     """Return the solve of `load_solve` once for every combination of the values under `replicas`."""
     if isinstance(source, Solve):
-        values, origin = json.loads(source.model_dump_json()), source.name
+        values, origin = plain_values(source), source.name
     else:
         values, origin = packaged.read_experiment(source)
     defaults = Defaults(Solve, plugin_folders(origin))

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from narrowcast._version import __version__
+from narrowcast.platform.config.files import plain_values
 from narrowcast.platform.rounds.ledger import NO_RANK
 from narrowcast.platform.rounds.plan import Plan
 from narrowcast.platform.storage.checkpoint import Checkpoint
@@ -410,7 +411,7 @@ def read_result(folder: Path, kind: type[BaseModel]) -> tuple[dict[str, Any] | N
         return None, ""
     try:
         values: dict[str, Any] = json.loads(path.read_bytes())
-        return {**values, **json.loads(kind.model_validate(values).model_dump_json())}, ""
+        return {**values, **plain_values(kind.model_validate(values))}, ""
     except (ValueError, RecursionError) as error:
         return None, f"unreadable ({str(error).splitlines()[0]})"
 

@@ -7,8 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, field_serializer
+from pydantic_core import PydanticSerializationError
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.platform.config.files import plain_values
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.ledger import ChunkResult
 from narrowcast.platform.rounds.loop import rounds
@@ -32,6 +35,30 @@ def test_a_signal_waits_for_the_end_of_the_block_and_is_then_heard_once(number: 
         assert heard == [number]
     finally:
         signal.signal(number, before)
+
+
+class Unwritable(BaseModel):
+    """Its field is interrupted by a signal, or fails, while it is written."""
+
+    error: str
+
+    @field_serializer("error")
+    def _write(self, error: str) -> str:
+        if error:
+            raise TypeError(error)
+        signal.raise_signal(signal.SIGINT)
+        return error
+
+
+def test_an_interrupt_while_values_are_written_stays_one_and_an_error_stays_another() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            plain_values(Unwritable(error=""))
+        with pytest.raises(PydanticSerializationError, match="TypeError: a fault"):
+            plain_values(Unwritable(error="a fault"))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_signal_waits_until_a_block_delivers_it() -> None:

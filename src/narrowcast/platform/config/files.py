@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticSerializationError
 
 from narrowcast.platform.config.kinds import FOLDERS, Registry, kind_in
 from narrowcast.platform.config.redaction import check_address, redact, redact_values
@@ -464,6 +464,20 @@ def _place(values: Any, key: str, path: str) -> Any:
             + (f"0 to {len(values) - 1}, or {len(values)} to append" if values else "0 to append the first")
         )
     return int(key)
+
+
+def plain_values(model: BaseModel) -> dict[str, Any]:
+    """Return the values of a model as JSON has them; raise `KeyboardInterrupt` if one comes while a field is written.
+
+    pydantic makes an error of it, by a text alone, where it calls a function of Python.
+    """
+    try:
+        values: dict[str, Any] = json.loads(model.model_dump_json())
+    except PydanticSerializationError as error:
+        if KeyboardInterrupt.__name__ in str(error):
+            raise KeyboardInterrupt from error
+        raise
+    return values
 
 
 class Section(BaseModel):

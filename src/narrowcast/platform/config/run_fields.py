@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlparse, urlsplit
 from pydantic import AfterValidator, Field
 
 from narrowcast.platform.config.fields import Role, role_of
-from narrowcast.platform.config.files import Section, flatten
+from narrowcast.platform.config.files import Section, flatten, plain_values
 from narrowcast.platform.config.redaction import hide_secrets
 from narrowcast.platform.config.yaml import write_yaml
 from narrowcast.platform.errors import warn_once
@@ -191,10 +191,10 @@ class Identified(Section):
 
     def plain(self) -> dict[str, Any]:
         """Nested plain values, as the YAML file has them, without secrets."""
-        values: dict[str, Any] = json.loads(self.model_dump_json())
+        values = plain_values(self)
         for name, value in self:
             if isinstance(value, Tracking):
-                values[name] = json.loads(value.without_secrets().model_dump_json())
+                values[name] = plain_values(value.without_secrets())
         return values
 
     def save(self, path: str | Path) -> Path:
