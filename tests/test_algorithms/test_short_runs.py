@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from child_processes import kill_one
 from narrowcast.cluster.backend import RayBackend
 from processor import processor
-from ray_actors import kill_one
 from sampling import sampled
 from short_runs import FIELDS, in_lockstep, loaded, outcomes, result_of, short_runs
 

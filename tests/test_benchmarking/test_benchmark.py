@@ -19,12 +19,12 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 
 import narrowcast as nc
+from child_processes import actor_processes
 from narrowcast.benchmarking.file import load_benchmark
 from narrowcast.cli.main import cli
 from narrowcast.runs.verification import verify
 from narrowcast.solve_run import load_solve
 from narrowcast_papers.completion.solves import cases
-from ray_actors import actor_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from child_processes import kill_one
 from narrowcast.algorithms.secure.aggregation import SecureAggregation
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
@@ -21,7 +22,6 @@ from narrowcast.platform.rounds.loop import Backend, LocalBackend, LocalExecutor
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Arrays, Chunk
-from ray_actors import kill_one
 from running import begin
 from sampling import sampled
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from child_processes import kill_one
 from command_line import done_when, has_rounds, narrowcast
-from ray_actors import kill_one
 from sampling import sampled
 
 pytestmark = [

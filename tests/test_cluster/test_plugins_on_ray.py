@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from child_processes import kill_one
 from command_line import narrowcast
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.rounds.evaluation import model_sha256
 from narrowcast.platform.rounds.loop import Backend
 from narrowcast.platform.rounds.state import Run, start
-from ray_actors import kill_one
 from ray_nodes import RayNodes
 
 pytestmark = [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -75,13 +76,11 @@ def _port(address: str) -> int:
 
 def _ports() -> set[int]:
     """Return the ports that this process and its children have open: another test's cluster may start meanwhile."""
-    mine = psutil.Process()
-    return {
-        each.laddr.port
-        for process in [mine, *mine.children(recursive=True)]
-        for each in process.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN
-    }
+    mine, ports = psutil.Process(), set()
+    for process in [mine, *mine.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # Ray's workers come and go
+            ports |= {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    return ports
 
 
 @pytest.mark.ray

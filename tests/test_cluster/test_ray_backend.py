@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import ray
 
+from child_processes import kill_one
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.cluster.decisions import FailurePolicy
 from narrowcast.cluster.executor import RayExecutor
@@ -24,7 +25,6 @@ from narrowcast.platform.rounds.loop import Backend, LocalBackend, LocalExecutor
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.types import Chunk
-from ray_actors import kill_one
 from running import begin
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -9,35 +9,50 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from child_processes import descendants
 from command_line import assert_refused, narrowcast
 from papers import PAPERS, targets
 
 SECONDS = 120.0
+Start = Callable[..., subprocess.Popen[str]]
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-def start(*words: object) -> subprocess.Popen[str]:
-    """Start the command as a process in its own group, which receives Ctrl-C together."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "narrowcast", "reproduce", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Yield what starts the command in a process group of its own, which receives Ctrl-C together."""
+    started: list[subprocess.Popen[str]] = []
+
+    def of(*words: object) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "narrowcast", "reproduce", *map(str, words)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield of
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 @pytest.mark.data("ml-1m")
 @pytest.mark.slow
-def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
+def test_an_interrupted_reproduction_resumes(start: Start, tmp_path: Path) -> None:
     words = ("colr-table4", "--seeds", 1, "--rounds", 5, "--jobs", 2, "--output", tmp_path)
     first = start(*words)
     runs, deadline = tmp_path / "runs", time.monotonic() + SECONDS
@@ -81,15 +96,11 @@ def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
-
-
 @pytest.mark.data("ml-1m")
-def test_workers_that_are_interrupted_as_they_start_say_nothing(tmp_path: Path) -> None:
+def test_workers_that_are_interrupted_as_they_start_say_nothing(start: Start, tmp_path: Path) -> None:
     process = start("colr-table4", "--seeds", 1, "--rounds", 5, "--jobs", 2, "--output", tmp_path)
     deadline = time.monotonic() + SECONDS
-    while len(workers_of(process)) < 2:
+    while len(descendants("spawn_main", process.pid)) < 2:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -129,7 +140,7 @@ def test_an_interrupt_is_left_to_the_process_that_a_worker_belongs_to(tmp_path: 
 
 @pytest.mark.data("ml-1m")
 @pytest.mark.slow
-def test_a_measurement_is_made_and_kept(tmp_path: Path) -> None:
+def test_a_measurement_is_made_and_kept(start: Start, tmp_path: Path) -> None:
     words = ("colr-fig2", "--seeds", 1, "--rounds", 2, "--output", tmp_path)
     process = start(*words)
     out, err = process.communicate(timeout=SECONDS)

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
+from child_processes import actor_processes
 from mlflow_server import MlflowServer
 from postgres import Postgres
-from ray_actors import actor_processes
 from studies import EXPERIMENT, RATES, check_whole, ended, nested_runs, result, write_study
 
 pytestmark = [

@@ -6,9 +6,9 @@ import hashlib
 import logging
 
 import numpy as np
-import psutil
 import pytest
 
+from child_processes import descendants
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.masking_client import Step, dropout_steps
 from narrowcast.algorithms.secure.messages import EnvelopeFormat
@@ -248,7 +248,7 @@ def test_without_its_key_holder_a_run_stops_and_can_be_resumed() -> None:
     outcomes = LocalBackend().run(Run(chosen, algorithm, task), begin(algorithm, task))
     first = next(outcomes)
     assert first.record.delivered == 10
-    holder = [each for each in psutil.Process().children() if "key_store_process" in " ".join(each.cmdline())]
+    holder = descendants("key_store_process")
     assert len(holder) == 1
     holder[0].kill()
     with pytest.raises(RunFailed, match="holds the clients' keys is gone; resume the run"):
