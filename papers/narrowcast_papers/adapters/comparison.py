@@ -112,7 +112,10 @@ class Comparison:
                 "name": Path(self.file).stem,
                 "seed": seed,
                 "data": {**setting.data, **variant.data, **({"seed": seed} if setting.drawn else {})},
-                "model": {**adapted, **setting.adapted, **variant.adapters} if variant.rank else setting.base,
+                "model": {
+                    **({**adapted, **setting.adapted, **variant.adapters} if variant.rank else setting.base),
+                    "metrics": [setting.metric],
+                },
                 "start_from": None if variant.rank else base,
                 "algorithm": variant.algorithm,
                 "training": {**self.training, "learning_rate": rate, "batch_size": setting.batch_size, "epochs": 1},

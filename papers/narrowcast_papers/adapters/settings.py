@@ -6,6 +6,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,9 @@ PRESIDENTS = Setting(
 )
 """The 22 presidents by party since 1900, who tune a transformer that was trained on addresses before."""
 
-MAILS = Setting(
+MAILS_OF_DOMAINS = Setting(
     data={
-        **{"kind": "spam-assassin", "clients": 40, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+        **{"kind": "spam-assassin", "clients": 40},
         **{"tokenizer": f"{FOLDER}/tokenizer.json", "length": 16},
     },
     base={
@@ -80,14 +81,20 @@ MAILS = Setting(
     adapted={"targets": ["*.query.weight", "*.value.weight"], "also_trained": ["classifier.*"]},
     prepared=below,
     drawn=True,
-    rounds=16,
-    every=4,
+    rounds=12,
+    every=3,
     clients_per_round=10,
     batch_size=10,
-    metric="accuracy",
-    label="accuracy (%)",
+    metric="roc_auc",
+    label="area under the ROC curve (%)",
     better=1,
     digits=2,
     scale=100.0,
 )
-"""Mails of 81 domains, with Dirichlet shares of spam for 40 clients, who tune two of MiniLM's six layers to find it."""
+"""The 40 domains with the most mails, who tune two of MiniLM's six layers to find spam.
+
+A cohort's share of spam moves the threshold of the model, and its accuracy, by 10 points from round to round; the area
+does not depend on a threshold.
+"""
+MAILS = replace(MAILS_OF_DOMAINS, data={**MAILS_OF_DOMAINS.data, "partition": {"kind": "dirichlet", "alpha": 1.0}})
+"""Mails of all domains, with Dirichlet shares of spam for 40 clients."""

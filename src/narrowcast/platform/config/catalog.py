@@ -212,6 +212,7 @@ METRICS = Registry(
     "platform.models.measures:Metric",
     {
         "accuracy": "platform.models.measures:Accuracy",
+        "roc_auc": "platform.models.measures:ROCAUC",
         "perplexity": "platform.models.measures:Perplexity",
         "rmse": "platform.models.measures:RMSE",
         "mae": "platform.models.measures:MAE",

@@ -123,6 +123,8 @@ class Huber(Loss):
         return nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=self.delta).mean(1)
 
 
+_MOST_NATS = 20.0
+"""Log-odds beyond which scores are tied, at probabilities within 2e-9 of 0 and 1."""
 _OF_CLASSES, _OF_NUMBERS = CrossEntropy(), SquaredLoss()
 
 
@@ -176,6 +178,42 @@ class Accuracy(Metric):
         scores, wanted = over_positions(outputs), targets.reshape(-1, 1)
         predicted = scores.argmax(1, keepdim=True) if self.k == 1 else scores.topk(self.k, dim=1).indices
         return per_position_mean((predicted == wanted).any(1).to(torch.float32), targets)
+
+
+class ROCAUC(Metric):
+    """Area under the ROC curve of two classes: how often a sample of class 1 scores above one of class 0.
+
+    It does not depend on a threshold, nor on the shares of the classes. Scores are counted in bins of `nats`, and
+    samples in one bin are tied, which counts half: the error is at most half the share of the pairs that share a bin.
+    """
+
+    takes: ClassVar[tuple[Targets, ...]] = ("classes",)
+    is_share: ClassVar[bool] = True
+    kind: Literal["roc_auc"] = "roc_auc"
+    nats: float = Field(0.125, gt=0, le=1, description="width of a bin of the log-odds of class 1")
+
+    def check(self, data: Samples) -> None:
+        """Raise `UserError` unless there are two classes."""
+        super().check(data)
+        if data.n_classes != 2:
+            raise UserError(
+                f"model.metrics: roc_auc of {data.n_classes} classes; it is of 2: use accuracy, or leave it out"
+            )
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return 1 in the bin of a sample's log-odds, of those of its class, [n, 2 bins], and 0 elsewhere."""
+        bins = 2 * math.ceil(_MOST_NATS / self.nats)
+        scaled = (outputs[:, 1] - outputs[:, 0]).to(torch.float64) / self.nats
+        # NaN outputs have no place among scores: their share, and with it the area, is NaN.
+        place = scaled.nan_to_num().floor().clamp(-bins // 2, bins // 2 - 1).long() + bins // 2
+        values = nn.functional.one_hot(targets * bins + place, 2 * bins).to(torch.float64)
+        return torch.where(scaled.isnan()[:, None], torch.nan, values)
+
+    def of_means(self, means: FloatArray) -> float:
+        """Return the area; NaN if a class has no samples."""
+        of_0, of_1 = means.reshape(2, -1)
+        pairs = of_0.sum() * of_1.sum()
+        return float((of_1 * (of_0.cumsum() - of_0 / 2)).sum() / pairs) if pairs else math.nan
 
 
 class Perplexity(Metric):
