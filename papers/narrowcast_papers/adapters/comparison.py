@@ -16,6 +16,7 @@ import numpy as np
 
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.data.dataset import Dataset, DataSource
+from narrowcast.platform.models.model import Split
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
@@ -27,6 +28,7 @@ from narrowcast.studies.tuning import Choice, climbed, one_step_away, tuning_ver
 from narrowcast.studies.verdicts import PaperVerdict, bounds_of, corrected, mean_and_spread
 
 TEST_SEEDS, TUNING_SEEDS = tuple(range(5)), (100, 101, 102)
+SPLITS: tuple[Split, Split] = ("validation", "test")
 SIGNIFICANT = 0.05
 
 
@@ -34,7 +36,8 @@ SIGNIFICANT = 0.05
 class Setting:
     """Samples of clients and the base that is tuned, rounds of a run, and the metric by which methods are compared.
 
-    `adapted` has further fields of a model with adapters. If the base is `pretrained`, the function returns the
+    `adapted` has further fields of a model with adapters, `measured` of any model. A metric that ends in `.mean` is the
+    mean over clients, each on samples of its own. If the base is `pretrained`, the function returns the
     safetensors file of its weights, and round 0 is what they are before anybody has trained. `prepared` makes the
     model's inputs of the samples. Seeds of runs draw the data anew if they are `drawn`.
     """
@@ -51,6 +54,7 @@ class Setting:
     digits: int
     scale: float = 1.0
     adapted: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
     pretrained: Callable[[], str] | None = None
     prepared: Callable[[Dataset], Dataset] | None = None
     drawn: bool = False
@@ -114,7 +118,7 @@ class Comparison:
                 "data": {**setting.data, **variant.data, **({"seed": seed} if setting.drawn else {})},
                 "model": {
                     **({**adapted, **setting.adapted, **variant.adapters} if variant.rank else setting.base),
-                    "metrics": [setting.metric],
+                    **setting.measured,
                 },
                 "start_from": None if variant.rank else base,
                 "algorithm": variant.algorithm,
@@ -139,18 +143,13 @@ class Comparison:
         base = setting.pretrained() if setting.pretrained else None
         run, outcomes = played(self.experiment(method, rate, seed, base), setting.prepared)
         if base and seed in TEST_SEEDS:
-            server = run.algorithm.final(run.algorithm.init(run.task))
-            reached = (
-                run.task.model.evaluate(server, {}, run.task.data, split)[setting.metric]
-                for split in ("validation", "test")
-            )
-            start = {"round": 0, **self._values(*reached), "up": 0.0, "down": 0.0}
+            start = {"round": 0, **self._values(*_untrained(run, setting.metric)), "up": 0.0, "down": 0.0}
             yield {**start, **({"seconds": 0.0} if self.target else {})}
         for outcome in outcomes:
             if outcome.metrics:
                 yield {
                     "round": outcome.step,
-                    **self._values(*(outcome.metrics[f"{part}.{setting.metric}"] for part in ("validation", "test"))),
+                    **self._values(*(outcome.metrics[f"{part}.{setting.metric}"] for part in SPLITS)),
                     "up": outcome.record.total_uplink_bits / 8e6,
                     "down": outcome.record.total_downlink_bits / 8e6,
                     **({"seconds": outcome.record.simulated_seconds} if self.target else {}),
@@ -273,6 +272,17 @@ def played(experiment: Experiment, prepared: Callable[[Dataset], Dataset] | None
     """Return the run of an experiment on its data, perhaps as they are `prepared`, and its rounds."""
     run = Run(experiment, experiment.algorithm, experiment.task(_loaded(experiment.data_source, prepared)))
     return run, list(rounds(run, LocalExecutor(run)))
+
+
+def _untrained(run: Run, metric: str) -> list[float]:
+    """Return a metric on validation and test samples before anybody has trained."""
+    model, data = run.task.model, run.task.data
+    server = run.algorithm.final(run.algorithm.init(run.task))
+    if (of_clients := metric.removesuffix(".mean")) == metric:
+        return [model.evaluate(server, {}, data, split)[metric] for split in SPLITS]
+    everyone, for_all = np.arange(data.n_clients), {name: values[None] for name, values in server.items()}
+    measured = [model.measure_clients(for_all, {}, data, split, everyone)[of_clients] for split in SPLITS]
+    return [float(np.nanmean(values)) for values in measured]
 
 
 @lru_cache(maxsize=8)

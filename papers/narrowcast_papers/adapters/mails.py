@@ -11,7 +11,7 @@ from narrowcast_papers.adapters.settings import MAILS, MAILS_OF_DOMAINS
 from narrowcast_papers.adapters.table import DOWN, FOUR, HELD, TWO, quantised
 
 RATES = tuple(10.0 ** (step / 2) for step in range(-10, 5))
-_SOFTMAX: Mapping[str, Any] = {"model": {"kind": "mlp", "hidden": [], "metrics": [MAILS.metric]}}
+_SOFTMAX: Mapping[str, Any] = {"model": {"kind": "mlp", "hidden": [], **MAILS.measured}}
 """Softmax regression on counts of the words of whole mails."""
 _ALMOST_NONE: Mapping[str, Any] = {"factor": "core", "targets": ["*.1.*.value.weight"]}
 """A single number beside the head."""

@@ -69,6 +69,11 @@ PRESIDENTS = Setting(
 )
 """The 22 presidents by party since 1900, who tune a transformer that was trained on addresses before."""
 
+PRESIDENTS_ALONE = replace(
+    PRESIDENTS, rounds=24, every=4, metric="loss.mean", label="loss of a byte (nats), mean over presidents"
+)
+"""The same with twice the rounds, each president measured on text of its own: a mean of perplexities hangs on a few."""
+
 MAILS_OF_DOMAINS = Setting(
     data={
         **{"kind": "spam-assassin", "clients": 40},
@@ -86,6 +91,7 @@ MAILS_OF_DOMAINS = Setting(
     clients_per_round=10,
     batch_size=10,
     metric="roc_auc",
+    measured={"metrics": ["roc_auc"]},
     label="area under the ROC curve (%)",
     better=1,
     digits=2,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from narrowcast_papers.adapters.comparison import Comparison, Method
-from narrowcast_papers.adapters.settings import PRESIDENTS
+from narrowcast_papers.adapters.settings import PRESIDENTS, PRESIDENTS_ALONE
 
 STEPS = (0.003, 0.03 / 10**0.5, 0.03, 0.1, 0.3, 0.3 * 10**0.5, 3.0, 3 * 10**0.5, 30.0, 30 * 10**0.5)
 """Learning rates of SGD, about a factor of the square root of ten apart."""
@@ -234,7 +234,27 @@ OVER_A_CHANNEL = Comparison(
     target=6.0,
 )
 
-SGD_TABLE, MORE_TABLE, ADAMW_TABLE, BITS_TABLE, LINKS_TABLE, RANKS_TABLE, CHANNEL_TABLE = (
+WITH_OWN = Comparison(
+    PRESIDENTS_ALONE,
+    "Adapters of which clients keep a part",
+    "lora-personal.csv",
+    {
+        "FedIT, rank 4": Method({"kind": "lora"}, 4),
+        "FedIT, rank 8": Method({"kind": "lora"}, 8),
+        "FedIT, rank 4, fine-tuned": Method({"kind": "fine_tune"}, 4),
+        "FedSA-LoRA, rank 8": Method({"kind": "partial", "kept": ["*.lora_B"]}, 8),
+        "A kept, B shared, rank 8": Method({"kind": "partial", "kept": ["*.lora_A"]}, 8),
+        "FFA-LoRA, rank 8": Method({"kind": "lora", "share": "b"}, 8),
+        "nothing sent, rank 8": Method({"kind": "local"}, 8),
+    },
+    "FedIT, rank 4",
+    CLIPPED,
+    SMALL_STEPS,
+    SMALL_STEPS[1],
+    {"evaluate_clients": ["validation", "test"]},
+)
+
+SGD_TABLE, MORE_TABLE, ADAMW_TABLE, BITS_TABLE, LINKS_TABLE, RANKS_TABLE, CHANNEL_TABLE, PERSONAL_TABLE = (
     comparison.table
-    for comparison in (BY_SGD, MORE_BY_SGD, BY_ADAMW, IN_FEW_BITS, OVER_LINKS, OF_RANKS, OVER_A_CHANNEL)
+    for comparison in (BY_SGD, MORE_BY_SGD, BY_ADAMW, IN_FEW_BITS, OVER_LINKS, OF_RANKS, OVER_A_CHANNEL, WITH_OWN)
 )
