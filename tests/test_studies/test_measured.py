@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from narrowcast.platform.errors import UserError
 from narrowcast.studies.results import Line, Lines, read_lines
 from narrowcast.studies.tables import Effort, MeasuredTable, Measurements
 from narrowcast.studies.verdicts import PaperVerdict
@@ -64,3 +67,13 @@ def test_keys_that_a_plan_waits_for_are_asked_for_once() -> None:
     part = Measurements("", ("what",), ("square",), planned, lambda _: [])
     assert list(part.missing([])) == [("first",), ("second",)]
     assert list(part.missing([{"what": "first", "square": "1"}])) == [("third",)]
+
+
+def test_a_plan_that_waits_for_what_lines_of_another_version_lack_is_refused() -> None:
+    def planned(lines: Lines) -> Iterator[tuple[str]]:
+        while not any(line["square"] == "4" for line in lines):
+            yield ("first",)
+
+    part = Measurements("squares.csv", ("what",), ("square",), planned, lambda _: [])
+    with pytest.raises(UserError, match=r"squares\.csv: its lines of what first are not those .* remove them"):
+        list(part.missing([{"what": "first", "square": "1"}]))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec
-from narrowcast.studies.tuning import Choice, TunedCell, chosen, mean_result, tried, tuning_verdict
+from narrowcast.studies.tuning import Choice, TunedCell, chosen, climbed_on, mean_result, tried, tuning_verdict
 
 RATES = (0.1, 0.2, 0.3)
 
@@ -67,3 +68,29 @@ def test_values_at_an_edge_and_few_seeds_are_said() -> None:
         "on fewer seeds: D (rate 0.2)"
     )
     assert tuning_verdict([inside]).verdict.endswith("at an edge: none; on fewer seeds: none")
+
+
+def test_a_search_on_lines_goes_to_the_best_mean_over_its_seeds() -> None:
+    """The means of f(rate, gamma) = -(log2 rate - 2)^2 - 3 (gamma - 0.5)^2 are highest at (4, 0.5)."""
+    ladders = {"rate": (1.0, 2.0, 4.0, 8.0), "gamma": (0.25, 0.5, 1.0)}
+
+    def reached(rate: float, gamma: float) -> float:
+        return -((math.log2(rate) - 2) ** 2) - 3 * (gamma - 0.5) ** 2
+
+    def searched(diverges: float) -> tuple[tuple[float, ...], set[tuple[float, ...]]]:
+        lines, best, done = list[dict[str, str]](), None, set[tuple[float, ...]]()
+        while best is None:
+            best, tried = climbed_on(lines, (1.0, 1.0), ladders, "loss", (7, 8), better=-1)
+            for rate, gamma in set(tried) - done:
+                mean = math.nan if rate == diverges else reached(rate, gamma)
+                for seed, of_seed in ((7, mean - 1), (8, mean + 1), (9, 100.0)):  # 9 is not a tuning seed
+                    values = {"rate": f"{rate:g}", "gamma": f"{gamma:g}", "loss": str(-of_seed)}
+                    lines.append({"seed": str(seed), **values})
+            done |= set(tried)
+        return best, done
+
+    best, tried = searched(diverges=0.0)
+    assert best == (4.0, 0.5)
+    assert {(2.0, 0.5), (8.0, 0.5), (4.0, 0.25), (4.0, 1.0)} <= tried
+    assert (1.0, 0.25) not in tried
+    assert searched(diverges=4.0)[0] == (2.0, 0.5)

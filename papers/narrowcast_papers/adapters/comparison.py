@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from narrowcast.platform.tracking.figures import new_figure
 from narrowcast.runs.significance import compare_paired
 from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.tables import MeasuredTable, Measurements
-from narrowcast.studies.tuning import Choice, climbed, one_step_away, tuning_verdict
+from narrowcast.studies.tuning import Choice, climbed_on, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, bounds_of, corrected, mean_and_spread
 
 TEST_SEEDS, TUNING_SEEDS = tuple(range(5)), (100, 101, 102)
@@ -50,7 +50,7 @@ class Setting:
     batch_size: int
     metric: str
     label: str
-    better: int
+    better: Literal[1, -1]
     digits: int
     scale: float = 1.0
     adapted: Mapping[str, Any] = field(default_factory=dict)
@@ -160,22 +160,9 @@ class Comparison:
 
     def searched(self, lines: Lines, method: str) -> tuple[float | None, list[float]]:
         """Return the rate of the best metric on validation samples, None before all runs that tell; and all rates."""
-
-        def reached(point: tuple[float, ...]) -> float | None:
-            values = [
-                float(line["validation"])
-                for line in lines
-                if line["method"] == method
-                and int(line["seed"]) in TUNING_SEEDS
-                and int(line["round"]) == self.rounds(method)
-                and np.isclose(float(line["rate"]), point[0])
-            ]
-            if len(values) < len(TUNING_SEEDS):
-                return None
-            return self.setting.better * mean if np.isfinite(mean := float(np.mean(values))) else -np.inf
-
-        start: tuple[float, ...] = (self.methods[method].first_rate or self.first_rate,)
-        best, tried = climbed(start, lambda point: one_step_away(point, (self.rates,)), reached)
+        ends = [line for line in lines if line["method"] == method and int(line["round"]) == self.rounds(method)]
+        start = (self.methods[method].first_rate or self.first_rate,)
+        best, tried = climbed_on(ends, start, {"rate": self.rates}, "validation", TUNING_SEEDS, self.setting.better)
         return None if best is None else best[0], [rate for (rate,) in tried]
 
     def planned(self, lines: Lines) -> Iterator[tuple[int, str, float]]:

@@ -222,9 +222,6 @@ OVER_A_CHANNEL = Comparison(
             {"kind": "fedavg", "codec": quantised(TWO), **DOWN}, first_rate=SMALL_STEPS[3]
         ),
         "FedIT, rank 8, 4 bits, coded download": Method({"kind": "lora", "codec": quantised(FOUR), **DOWN}, 8),
-        "FlexLoRA, rank 8, 4 bits, coded download": Method(
-            {"kind": "lora", "combine": "product", "codec": quantised(FOUR), **DOWN}, 8
-        ),
     },
     "FedIT, rank 4, 4 bits",
     CLIPPED,

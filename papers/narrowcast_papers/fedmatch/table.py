@@ -27,7 +27,7 @@ from narrowcast.platform.types import Arrays
 from narrowcast.runs.significance import compare_paired
 from narrowcast.studies.results import Line, Lines, as_text
 from narrowcast.studies.tables import MeasuredTable, Measurements
-from narrowcast.studies.tuning import Choice, climbed, one_step_away, tuning_verdict
+from narrowcast.studies.tuning import Choice, climbed_on, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, bounds_of, corrected, mean_and_spread
 
 COHORT, BATCH, RATIO = 5, 5, 3
@@ -60,15 +60,8 @@ class Learner:
 
     def searched(self, lines: Lines, labels: str) -> tuple[float | None, list[float]]:
         """Return the rate of the best mean accuracy over the tuning seeds, None before all runs that tell; and all."""
-
-        def mean_accuracy(point: tuple[float, ...]) -> float | None:
-            rate = as_text(point[0])
-            tuned = [line for line in lines if int(line["seed"]) in TUNING_SEEDS and line["rate"] == rate]
-            reached = [float(line["accuracy"]) for line in tuned]
-            return float(np.mean(reached)) if len(reached) == len(TUNING_SEEDS) else None
-
-        start: tuple[float, ...] = (self.starts[PLACES.index(labels)],)
-        best, tried = climbed(start, lambda point: one_step_away(point, (self.rates,)), mean_accuracy)
+        start = (self.starts[PLACES.index(labels)],)
+        best, tried = climbed_on(lines, start, {"rate": self.rates}, "accuracy", TUNING_SEEDS)
         return None if best is None else best[0], [rate for (rate,) in tried]
 
     def choice(self, lines: Lines, labels: str, what: str) -> Choice:

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from narrowcast.studies.results import Line, Lines, as_text
-from narrowcast.studies.tuning import Choice, climbed, one_step_away
+from narrowcast.studies.tuning import Choice, Point, climbed_on
 from narrowcast_papers.gossip.digits import TEST_SEEDS, TUNING_SEEDS
 
-Point = tuple[float, ...]
-"""The learning rate and gamma of a method, or the first alone."""
 RATES: Point = tuple(0.0125 * 2**step for step in range(14))
 GAMMAS: Point = tuple(2.0**step for step in range(-8, 1))
 """A gamma above 1 takes more of the neighbours' models than there is."""
@@ -21,7 +19,10 @@ GAMMAS: Point = tuple(2.0**step for step in range(-8, 1))
 
 @dataclass(frozen=True)
 class Method:
-    """The fields of an algorithm but for its topology, and where the search of its values for the least loss begins."""
+    """The fields of an algorithm but for its topology, and where the search for the least loss begins.
+
+    A method without gamma has a rate alone.
+    """
 
     fields: Mapping[str, Any]
     start: Point
@@ -31,18 +32,10 @@ class Method:
         """Return all fields of the algorithm at a point."""
         return {**self.fields, **dict(zip(("gamma",), point[1:], strict=False)), **others}
 
-    def neighbours(self, point: Point) -> Sequence[Point]:
-        """Return the points with one value one step down or up its ladder."""
-        return one_step_away(point, (RATES, GAMMAS)[: len(point)])
-
     def searched(self, lines: Lines) -> tuple[Point | None, list[Point]]:
         """Return the point of the least mean loss over the tuning seeds, None before all runs that tell; and all."""
-
-        def reached(point: Point) -> float | None:
-            losses = [float(line[self.judged]) for line in at(lines, point) if int(line["seed"]) in TUNING_SEEDS]
-            return -float(np.mean(losses)) if len(losses) == len(TUNING_SEEDS) else None
-
-        return climbed(self.start, self.neighbours, reached)
+        ladders = dict(zip(("rate", "gamma"), (RATES, GAMMAS)[: len(self.start)], strict=False))
+        return climbed_on(lines, self.start, ladders, self.judged, TUNING_SEEDS, better=-1)
 
     def choices(self, lines: Lines, what: str) -> list[Choice]:
         """Return each value of the best point, among those of all points that were tried."""

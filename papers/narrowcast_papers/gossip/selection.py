@@ -15,9 +15,9 @@ from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.state import Run
 from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.runs.significance import compare_paired, paired_interval
-from narrowcast.studies.results import Line, Lines, as_text
+from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.tables import MeasuredTable, Measurements
-from narrowcast.studies.tuning import Choice, climbed, one_step_away, tuning_verdict
+from narrowcast.studies.tuning import Choice, Point, climbed_on, tuning_verdict
 from narrowcast.studies.verdicts import PaperVerdict, bounds_of, corrected, mean_and_spread
 from narrowcast_papers.gossip.digits import TEST_SEEDS, TUNING_SEEDS, VALIDATION_SHARE, split_of
 
@@ -37,17 +37,15 @@ RATES = tuple(0.1 * 2**step for step in range(9))
 COHORTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 50.0, 100.0)
 DURATIONS = tuple(0.1 * 2 ** (step / 2) for step in range(13))
 RANDOM, FEDCS = "random", "FedCS"
-Point = tuple[float, float]
-"""The learning rate, and a method's own number: clients of a round, or seconds."""
 
 
 @dataclass(frozen=True)
 class Choosing:
-    """How clients are chosen by a number of its ladder, whose name is `own`."""
+    """How clients are chosen by a number of its ladder, `own`; the search for a rate and it begins at `start`."""
 
     own: str
     ladder: tuple[float, ...]
-    start: Point
+    start: tuple[float, float]
 
     def fields(self, own: float) -> Mapping[str, Any]:
         """Return the fields of an experiment."""
@@ -57,10 +55,6 @@ class Choosing:
             return {"clients_per_round": CANDIDATES, "deadline_seconds": own}
         more = {"over_selection": 1.5} if self.own == "clients of 1.5 times as many" else {}
         return {"clients_per_round": int(own), **more}
-
-    def neighbours(self, point: Point) -> list[Point]:
-        """Return the points with one value one step down or up its ladder."""
-        return [(rate, own) for rate, own in one_step_away(point, (RATES, self.ladder))]
 
 
 METHODS: Mapping[str, Choosing] = {
@@ -134,14 +128,8 @@ def _of(lines: Lines, fleet: str, method: str) -> Lines:
 
 def searched(lines: Lines, fleet: str, method: str) -> tuple[Point | None, list[Point]]:
     """Return the point of the least mean loss over the tuning seeds, None before all runs that tell; and all."""
-    there = [line for line in _of(lines, fleet, method) if int(line["seed"]) in TUNING_SEEDS]
-
-    def reached(point: Point) -> float | None:
-        key = tuple(map(as_text, point))
-        losses = [float(line["loss"]) for line in there if (line["rate"], line["own"]) == key]
-        return -float(np.mean(losses)) if len(losses) == len(TUNING_SEEDS) else None
-
-    return climbed(METHODS[method].start, METHODS[method].neighbours, reached)
+    ladders = {"rate": RATES, "own": METHODS[method].ladder}
+    return climbed_on(_of(lines, fleet, method), METHODS[method].start, ladders, "loss", TUNING_SEEDS, better=-1)
 
 
 def planned(lines: Lines) -> Iterator[tuple[int, str, str, float, float]]:
@@ -151,9 +139,10 @@ def planned(lines: Lines) -> Iterator[tuple[int, str, str, float, float]]:
             best: Point | None = None
             while best is None:
                 best, tried = searched(lines, fleet, method)
-                for point in tried:
-                    yield from ((seed, fleet, method, *point) for seed in TUNING_SEEDS)
-            yield from ((seed, fleet, method, *best) for seed in TEST_SEEDS)
+                for rate, own in tried:
+                    yield from ((seed, fleet, method, rate, own) for seed in TUNING_SEEDS)
+            rate, own = best
+            yield from ((seed, fleet, method, rate, own) for seed in TEST_SEEDS)
 
 
 def _ends(lines: Lines, fleet: str, method: str, column: str) -> tuple[float, ...]:

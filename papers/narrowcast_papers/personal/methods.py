@@ -14,14 +14,12 @@ from string import Template
 from narrowcast.studies.execution import Plan, Planned
 from narrowcast.studies.results import Rows
 from narrowcast.studies.spec import RunSpec, slug
-from narrowcast.studies.tuning import TUNING_SEED, one_step_away, searched
+from narrowcast.studies.tuning import TUNING_SEED, Point, one_step_away, searched
 
 FASHION, WATCH, MOVIELENS = "personal-fashion", "personal-watch", "personal-movielens"
 METRIC = "accuracy.mean"
 TEST_SEEDS, TUNING_SEEDS = 5, 3
 Values = Mapping[str, float]
-Point = tuple[float, ...]
-"""The value of each number that is tuned of a method."""
 
 SHARED_BASIS = {rank: f"SCoLR of rank {rank}, fine-tuned at its own rate" for rank in (2, 8)}
 QUANTISED = "Quantised FedAvg, fine-tuned"

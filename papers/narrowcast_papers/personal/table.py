@@ -13,7 +13,7 @@ from narrowcast.platform.tracking.figures import COLOURS, new_figure
 from narrowcast.runs.significance import compare_paired
 from narrowcast.studies.results import COUNTS, Rows
 from narrowcast.studies.tables import StudyTable
-from narrowcast.studies.tuning import finished, in_turn
+from narrowcast.studies.tuning import Point, finished, in_turn
 from narrowcast.studies.verdicts import PaperVerdict, Runs, accuracies, corrected, describe, mean_and_spread, megabytes
 from narrowcast_papers.personal.methods import (
     GROUPS,
@@ -24,7 +24,6 @@ from narrowcast_papers.personal.methods import (
     USERS_GROUPS,
     WATCH_GROUPS,
     Cell,
-    Point,
     Split,
     cells,
     plan_of,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,9 @@ class MeasureCase:
 def cases(measure: SampleMeasure) -> dict[str, MeasureCase]:
     """Return the loss or metric on each kind of targets that it takes; raise `UserError` with reasons if on none."""
     sets = sample_sets(np.full(N_CLIENTS, 3))
-    return on_each(sets, lambda data, name: on_data(measure, data, name))
+    images = sets["labelled images"]
+    of_two = replace(images, n_classes=2, train=replace(images.train, labels=images.train.labels % 2))
+    return on_each({**sets, "two classes": of_two}, lambda data, name: on_data(measure, data, name))
 
 
 def on_data(measure: SampleMeasure, data: Samples, name: str = "") -> dict[str, MeasureCase]:

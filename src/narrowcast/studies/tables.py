@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from narrowcast.platform.errors import UserError
 from narrowcast.runs.folder import make_writable
 from narrowcast.studies.execution import Plan, Queue, work
 from narrowcast.studies.results import Line, Lines, Rows, append_lines, as_text, merge, read_lines, read_rows
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 Finished = tuple[list[PaperVerdict], list[Path]]
 """The verdicts, and the files of the plots that were drawn."""
+_PLANNED_AGAIN = 100
+"""Times that a plan may name a measurement that is there, with none made in between, before it waits for another."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +138,24 @@ class Measurements:
     def missing(self, lines: Lines) -> Iterator[tuple[Any, ...]]:
         """Yield the keys of measurements that the lines lack, each once.
 
-        A plan that waits for a measurement plans it again, which ends the keys if nobody has made it meanwhile.
+        A plan that waits for a measurement plans it again, which ends the keys if nobody has made it meanwhile. Raise
+        `UserError` if it waits for one whose lines are there, as of another version of the study.
         """
         done, asked, seen = set[tuple[str, ...]](), set[tuple[str, ...]](), 0
+        since = Counter[tuple[str, ...]]()
         for key in self.planned(lines):
+            if len(lines) > seen:
+                since.clear()
             done |= {tuple(line[name] for name in self.key) for line in lines[seen:] if line[self.columns[-1]]}
             seen, words = len(lines), tuple(as_text(value, self.digits) for value in key)
             if words in done:
+                since[words] += 1
+                if since[words] > _PLANNED_AGAIN:
+                    of_key = ", ".join(f"{name} {word}" for name, word in zip(self.key, words, strict=True))
+                    raise UserError(
+                        f"{self.file}: its lines of {of_key} are not those that the study waits for, as of another "
+                        "version of it; remove them"
+                    )
                 continue
             if words in asked:
                 return

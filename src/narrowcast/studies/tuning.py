@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile, zip_longest
 from statistics import fmean
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.studies.execution import Plan, Planned
-from narrowcast.studies.results import Rows
+from narrowcast.studies.results import Lines, Rows, as_text
 from narrowcast.studies.spec import RunSpec, best_place
 from narrowcast.studies.verdicts import PaperVerdict
 
@@ -26,6 +26,8 @@ TEST_SEEDS = 5
 TUNING_SEED = 100
 """The first seed of tuning runs, which is not a test seed."""
 TUNING = "-tuning"
+Point = tuple[float, ...]
+"""Values that are tuned together, such as a learning rate and a decay."""
 ValueT = TypeVar("ValueT")
 KeyT = TypeVar("KeyT")
 PointT = TypeVar("PointT")
@@ -137,9 +139,9 @@ def chosen(rows: Rows, cell: TunedCell[Any], tuning_seeds: int = 1) -> RunSpec |
     return cell.test(results) if results else None
 
 
-def one_step_away(point: tuple[float, ...], ladders: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+def one_step_away(point: Point, ladders: Sequence[Sequence[float]]) -> list[Point]:
     """Return the points with one value one step down or up its ladder."""
-    around = list[tuple[float, ...]]()
+    around = list[Point]()
     for place, (value, ladder) in enumerate(zip(point, ladders, strict=True)):
         step = ladder.index(value)
         others = (*ladder[max(0, step - 1) : step], *ladder[step + 1 : step + 2])
@@ -164,6 +166,32 @@ def climbed(
         if (best := around[values.index(max(values))]) == centre:
             return centre, tried
         centre = best
+
+
+def climbed_on(
+    lines: Lines,
+    start: Point,
+    ladders: Mapping[str, Sequence[float]],
+    column: str,
+    seeds: Collection[int],
+    better: Literal[1, -1] = 1,
+) -> tuple[Point | None, list[Point]]:
+    """Return what `climbed` does for the mean of a column over a line of each seed, from a point to those next to it.
+
+    `ladders` have the columns of a point's values, and the values that each may have. If `better` is -1, a lower mean
+    is better; one that is not finite is the worst.
+    """
+
+    def reached(point: Point) -> float | None:
+        of_point = dict(zip(ladders, map(as_text, point), strict=True))
+        values = [
+            float(line[column]) for line in lines if int(line["seed"]) in seeds and of_point.items() <= line.items()
+        ]
+        if len(values) < len(seeds):
+            return None
+        return better * mean if math.isfinite(mean := fmean(values)) else -math.inf
+
+    return climbed(start, lambda point: one_step_away(point, tuple(ladders.values())), reached)
 
 
 def searched(

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from scipy import stats
 from torch import Tensor, nn
 
 from narrowcast.laws.small_tasks import numbers, samples, sequences
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.measures import (
+    ROCAUC,
     AbsoluteLoss,
     Accuracy,
     CrossEntropy,
@@ -120,6 +122,33 @@ def test_metrics_of_classes_by_name() -> None:
     assert found["accuracy@2"] == ((scores > own).sum(1) < 2).mean()
 
 
+def test_the_roc_area_is_the_share_of_pairs_in_order() -> None:
+    """Mann and Whitney's statistic counts the pairs; log-odds that are multiples of a bin's width are tied alike."""
+    draws = np.random.default_rng(5)
+    labels = draws.integers(0, 2, 300)
+    odds = 0.25 * np.round(4 * (draws.normal(size=300) + labels))
+    of_0 = draws.integers(-8, 8, 300) / 4
+    scores = torch.from_numpy(np.stack([of_0, of_0 + odds], axis=1))
+    area = ROCAUC(nats=0.25)
+    values = area.per_sample(scores, torch.from_numpy(labels))
+    pairs = stats.mannwhitneyu(odds[labels == 1], odds[labels == 0]).statistic
+    expected = pairs / (labels.sum() * (1 - labels).sum())
+    assert_allclose(area.of_means(values.mean(0).numpy()), expected, rtol=1e-12)
+    coarse = ROCAUC(nats=1.0)  # off by at most half the pairs that share a bin
+    same = (np.floor(odds[labels == 1])[:, None] == np.floor(odds[labels == 0])).mean()
+    assert (
+        abs(coarse.of_means(coarse.per_sample(scores, torch.from_numpy(labels)).mean(0).numpy()) - expected) <= same / 2
+    )
+
+
+def test_the_roc_area_of_scores_beyond_all_bins_of_one_class_and_of_nan() -> None:
+    area, labels = ROCAUC(), torch.tensor([0, 1, 0, 1])
+    scores = torch.tensor([[0.0, -1e9], [0.0, torch.inf], [0.0, 1.0], [0.0, 2.0]])
+    assert area.of_means(area.per_sample(scores, labels).mean(0).numpy()) == 1.0
+    assert math.isnan(area.of_means(area.per_sample(scores, torch.zeros(4, dtype=torch.int64)).mean(0).numpy()))
+    assert math.isnan(area.of_means(area.per_sample(scores * torch.nan, labels).mean(0).numpy()))
+
+
 def test_huber_is_half_the_squared_error_up_to_delta() -> None:
     outputs, targets = torch.tensor([[0.5], [3.0]]), torch.zeros(2, 1)
     assert_allclose(Huber().per_sample(outputs, targets), [0.125, 2.5])
@@ -152,6 +181,7 @@ def test_a_loss_decides_how_many_outputs_there_are() -> None:
             "squared_error takes numbers, but the targets of tiny are classes",
         ),
         (Softmax(metrics=(Accuracy(k=4),)), samples(COUNTS), "accuracy@4 of 3 classes; use k up to 3"),
+        (Softmax(metrics=(ROCAUC(),)), samples(COUNTS), "roc_auc of 3 classes; it is of 2: use accuracy"),
         (Softmax(metrics=(Accuracy(), Accuracy())), samples(COUNTS), "each name may occur once"),
         (
             MLP(loss=Spread()),
