@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from module_zoo import module_zoo
 from narrowcast.cluster.backend import RayBackend
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
@@ -30,7 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # those of the libraries
 ]
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "other_modules.py"
 NAMES = [
     *("torchvision MobileNetV2, group norm, dropout", "torchvision ViT, dropout"),
     "torchvision DenseNet, averaged batch norm, dropout",
@@ -58,15 +56,7 @@ MOST_HEADER_BITS = 96  # of a message, and of the client's number of examples, w
 
 @pytest.fixture(scope="module")
 def zoo() -> Iterator[ModuleType]:
-    """The benchmark as a module, from whose file the factories can be imported by name."""
-    spec = importlib.util.spec_from_file_location("other_modules", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FILE.parent))
-        patch.setitem(sys.modules, "other_modules", module)
-        spec.loader.exec_module(module)
+    with module_zoo() as module:
         yield module
 
 

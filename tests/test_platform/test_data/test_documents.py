@@ -3,6 +3,7 @@ import json
 import re
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,3 +127,24 @@ def test_an_archive_without_addresses_is_one_line(
     path = archive_of(tmp_path, members)
     with pytest.raises(UserError, match=f"^{re.escape(str(path))}: .*; download the file again$"):
         StateOfTheUnion().load()
+
+
+def test_windows_of_a_tokenizer_are_of_its_tokens(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {"[UNK]": 0, "the": 1, "state": 2, "of": 3, "union": 4, "[CLS]": 5}
+    tokenizer: Any = Tokenizer(models.WordLevel(words, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 5)])
+    tokenizer.enable_truncation(3)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_bytes(b"the state of the \xff union " * 30)  # six tokens each, the fifth unknown
+    file = tmp_path / "tokenizer.json"
+    data = TextFiles(path=tmp_path, window=6, stride=6, tokenizer=file, test_share=0.2, validation_share=0).load()
+    assert (data.targets, data.n_classes) == ("tokens", 6)
+    assert np.array_equal(data.train.features, np.tile([1, 2, 3, 1, 0, 4], (23, 1)))
+    assert np.array_equal(data.train.labels, np.tile([2, 3, 1, 0, 4, 1], (23, 1)))
+    assert len(data.test.labels) == 5
+    file.write_text("{}")
+    with pytest.raises(UserError, match=r"data.tokenizer = .*; give a tokenizer.json, or a .gguf file$"):
+        TextFiles(path=tmp_path, tokenizer=file).load()

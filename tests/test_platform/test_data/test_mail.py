@@ -89,7 +89,7 @@ def test_a_tokenizer_gives_tokens_and_a_mask_by_name(mails: Path, tmp_path: Path
     assert np.array_equal(mask, ids != 7)
     assert data.validation.features["input_ids"].shape == (0, 5)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"data.tokenizer = .*; give a tokenizer.json$"):
+    with pytest.raises(UserError, match=r"data.tokenizer = .*; give a tokenizer.json, or a .gguf file$"):
         SpamAssassin(min_examples=5, tokenizer=tmp_path / "tokenizer.json").load()
 
 

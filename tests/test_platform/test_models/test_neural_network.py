@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from narrowcast.laws.small_tasks import numbers, samples, sequences
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models import neural_network
 from narrowcast.platform.models.measures import (
     ROCAUC,
     AbsoluteLoss,
@@ -111,6 +112,26 @@ def test_metrics_of_tokens() -> None:
     assert_allclose(found["loss"], -float(logs.mean()), rtol=1e-6)
     assert_allclose(found["perplexity"], math.exp(-float(logs.mean())), rtol=1e-6)
     assert_allclose(found["accuracy"], right.mean(), rtol=1e-6)
+
+
+def test_an_evaluation_in_small_batches_measures_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of many tokens has few samples at once."""
+    data, model = sequences(COUNTS), CharLSTM(hidden=5, layers=1)
+    whole, sizes = measured(model, data), list[int]()
+    entropy = CrossEntropy.per_sample
+
+    def counted(self: CrossEntropy, outputs: Tensor, targets: Tensor) -> Tensor:
+        sizes.append(len(outputs))
+        return entropy(self, outputs, targets)
+
+    monkeypatch.setattr(CrossEntropy, "per_sample", counted)
+    monkeypatch.setattr(neural_network, "_OUTPUTS_AT_ONCE", 3 * 10 * 7)
+    model.check(data)
+    sizes.clear()
+    parts = dict(model.evaluate(model.init_server(data, 3), {}, data, "test"))
+    assert max(sizes) == 3
+    assert parts.keys() == whole.keys()
+    assert_allclose(list(parts.values()), list(whole.values()), rtol=1e-6)
 
 
 def test_metrics_of_classes_by_name() -> None:

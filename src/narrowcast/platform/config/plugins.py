@@ -309,7 +309,7 @@ def check_same(values: Any, folder: Path) -> None:
 EXTRA_OF = {
     **{"ray": "ray", "optuna": "tune", "cmaes": "tune", "plotly": "tune", "mlflow": "ui", "aiohttp": "cluster"},
     "pymetis": "graphs",
-    **dict.fromkeys(("tokenizers", "transformers"), "transformers"),
+    **dict.fromkeys(("gguf", "tokenizers", "transformers"), "transformers"),
 }
 """The extra of each library; without `ui`, MLflow is its small distribution, mlflow-skinny, which has no server."""
 

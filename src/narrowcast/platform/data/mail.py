@@ -20,12 +20,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from narrowcast.platform.config.plugins import check_installed
 from narrowcast.platform.data.classification import MOST_CLIENTS, Classification, Splits, cuts_in_time
-from narrowcast.platform.data.download import find, located
+from narrowcast.platform.data.download import find
 from narrowcast.platform.data.partition import Natural, Partition
 from narrowcast.platform.data.samples import Features, Labelled, Samples
 from narrowcast.platform.data.sets import SETS
+from narrowcast.platform.data.text import tokenizer_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.storage.disk import readable
@@ -68,7 +68,7 @@ class SpamAssassin(Classification):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share of each domain's mails held out for testing")
     words: int = Field(default=2000, ge=1, le=1_000_000, description="places of the counts of words")
     tokenizer: Path | None = Field(
-        default=None, description="file tokenizer.json of the library tokenizers; null: counts of words"
+        default=None, description="file tokenizer.json of the library tokenizers, or a .gguf; null: counts of words"
     )
     length: int = Field(default=128, ge=2, le=65_536, description="tokens of a mail, with a tokenizer")
 
@@ -111,14 +111,7 @@ class SpamAssassin(Classification):
         return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-6)
 
     def _tokens(self, texts: Sequence[str], file: Path) -> dict[str, np.ndarray]:
-        check_installed("tokenizers", "data.tokenizer")
-        from tokenizers import Tokenizer
-
-        path = located(file, "tokenizer")
-        try:
-            tokenizer: Any = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more exact
-            raise UserError(f"data.tokenizer = {path}: {error}; give a tokenizer.json") from error
+        tokenizer = tokenizer_of(file)
         tokenizer.enable_truncation(self.length)
         padding = next((token for token in ("[PAD]", "<pad>") if tokenizer.token_to_id(token) is not None), None)
         tokenizer.enable_padding(

