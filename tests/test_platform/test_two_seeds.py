@@ -129,7 +129,7 @@ PRIVATE = {
     ("algorithms/local_training/negatives.py", "'negatives'"),
     ("algorithms/local_training/negatives.py", "'shuffle'"),
     ("algorithms/local_training/negatives.py", "'shuffle'"),
-    ("algorithms/local_training/sgd.py", "'shuffle'"),
+    ("algorithms/local_training/calls.py", "'shuffle'"),
     ("algorithms/local_training/forward_draws.py", "'forward'"),
     ("algorithms/local_training/consistency.py", "'unlabelled'"),
     ("algorithms/local_training/consistency.py", "'views'"),
@@ -170,7 +170,7 @@ CLIENT_SIDE = {
     "algorithms/local_training/negatives.py",
     "algorithms/local_training/consistency.py",
     "algorithms/local_training/forward_draws.py",
-    "algorithms/local_training/sgd.py",
+    "algorithms/local_training/calls.py",
     "algorithms/secure/aggregation.py",
 }
 ASSEMBLY = {

@@ -15,7 +15,8 @@ from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.low_rank import CoLR, SCoLR
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.sgd import SGD, program_key
+from narrowcast.algorithms.local_training.calls import program_key
+from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Algorithm, LocalCall
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.models.networks import CNN

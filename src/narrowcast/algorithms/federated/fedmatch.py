@@ -27,9 +27,9 @@ from narrowcast.algorithms.federated.downloads import DOWNLOAD
 from narrowcast.algorithms.federated.fedavg import Averaging, dense_bits, model_of
 from narrowcast.algorithms.federated.semi_supervised import check_images_without_labels
 from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
+from narrowcast.algorithms.local_training.calls import network_of, padded_batch
 from narrowcast.algorithms.local_training.consistency import FixMatch
 from narrowcast.algorithms.local_training.rules import along, only_gradient_descent
-from narrowcast.algorithms.local_training.sgd import network_of, padded_batch
 from narrowcast.algorithms.local_training.views import Views
 from narrowcast.platform.config.fields import ROUNDS
 from narrowcast.platform.contracts import Broadcast, Recipients, Task

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.federated.fedavg import FedAvg, model_of
+from narrowcast.algorithms.local_training.calls import padded_batch
 from narrowcast.algorithms.local_training.consistency import ConsistencyLoss, FixMatch
-from narrowcast.algorithms.local_training.sgd import padded_batch
 from narrowcast.platform.config.kinds import kind_of
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Samples
