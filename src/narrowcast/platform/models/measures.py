@@ -190,7 +190,7 @@ class ROCAUC(Metric):
     takes: ClassVar[tuple[Targets, ...]] = ("classes",)
     is_share: ClassVar[bool] = True
     kind: Literal["roc_auc"] = "roc_auc"
-    nats: float = Field(0.125, gt=0, le=1, description="width of a bin of the log-odds of class 1")
+    nats: float = Field(0.125, ge=0.05, le=1, description="width of a bin of the log-odds of class 1")
 
     def check(self, data: Samples) -> None:
         """Raise `UserError` unless there are two classes."""
