@@ -15,8 +15,9 @@ from narrowcast.algorithms.codecs.messages import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.lora import LoRA, truncated
 from narrowcast.algorithms.federated.rank_policy import UniformRank
+from narrowcast.algorithms.federated.server_optimizer import SERVER_ONLY
 from narrowcast.laws import algorithm_cases, algorithm_laws
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.adapters import Adapters
 from narrowcast.platform.models.networks import MLP
@@ -24,7 +25,9 @@ from narrowcast.platform.types import Arrays, Chunk
 
 COUNTS = [40, 33, 20, 25]
 LAYERS = {"1.": (64, 16), "3.": (16, 10)}
+LONG = sum(map(sum, LAYERS.values()))
 RANK, SCALE = 4, 1.5
+MOST_RANK = SERVER_ONLY.name("most adapter rank")
 EVERYTHING = {"kind": "bandwidth", "upload_seconds": 1e9}
 
 
@@ -166,12 +169,13 @@ def tail_norm(factors: dict[str, Any], first: int, rank: int) -> Any:
 
 def test_the_last_columns_weigh_on_the_loss_by_the_product_of_their_norms() -> None:
     server, weight, task = begun(), 0.3, task_of()
+    most = {MOST_RANK: np.array([4, 4, 3, 2])}
     one_step = replace(task, training=task.training.model_copy(update={"batch_size": 64, "epochs": 1}))
-    chunk = Chunk(3, 0, np.arange(4), {"most adapter rank": np.array([4, 4, 3, 2])})
+    chunk = Chunk(3, 0, np.arange(4), {})
     changes = {}
     for of in (0.0, weight):
         algorithm = LoRA(combine="padded", rank_policy=EVERYTHING, pruning={"kept": 0.5, "weight": of})
-        (call,) = algorithm.local_calls(algorithm.broadcast(server, one_step, 3).arrays, chunk, one_step)
+        (call,) = algorithm.local_calls(algorithm.broadcast(server | most, one_step, 3).arrays, chunk, one_step)
         changes[of] = one_step.training.train(call.server, chunk, one_step, call.terms).changes
     for client, (first, rank) in enumerate([(2, 4), (2, 4), (1, 3), (1, 2)]):
         leaves = {name: torch.tensor(values, dtype=torch.float64).requires_grad_() for name, values in server.items()}
@@ -184,32 +188,35 @@ def test_the_last_columns_weigh_on_the_loss_by_the_product_of_their_norms() -> N
 
 
 def test_a_client_whose_training_shrinks_its_last_columns_keeps_its_rank_without_them() -> None:
-    server, task = begun(), task_of()
+    factors, task = begun(), task_of()
     algorithm = LoRA(combine="padded", rank_policy=EVERYTHING, pruning={"kept": 0.75, "weight": 0.05})
     algorithm.check(task)
-    most = algorithm.init_clients(task)["most adapter rank"]
-    assert most.tolist() == [RANK] * 4
-    fallen = 0
+    server = {**algorithm.init(task), **factors}
+    most, everyone, fallen = np.full(4, RANK), np.arange(4), 0
+    assert server[MOST_RANK].tolist() == most.tolist()
     for round_index in range(1, 5):
-        chunk = Chunk(round_index, 0, np.arange(4), {"most adapter rank": most})
-        broadcast = algorithm.broadcast({**algorithm.init(task), **server}, task, round_index).arrays
+        chunk = Chunk(round_index, 0, everyone, {})
+        sent = algorithm.broadcast(server, task, round_index)
+        received = algorithm.download_bits(server, sent, task, Recipients(everyone, np.zeros(4), round_index))
+        assert received is not None
+        assert received.tolist() == [dense_wire_bits(rank * LONG, np.dtype(np.float32)) for rank in most.tolist()]
+        broadcast = sent.arrays
         (call,) = algorithm.local_calls(broadcast, chunk, task)
         changes, wanted = task.training.train(call.server, chunk, task, call.terms).changes, []
         for client, rank in enumerate(most.tolist()):
-            start = padded(cut(server, rank))
+            start = padded(cut(algorithm.final(server), rank))
             moved = {name: torch.tensor(values + changes[name][client]) for name, values in start.items()}
             left = max(int(0.75 * rank), 1)
             before = tail_norm({name: torch.tensor(values) for name, values in start.items()}, left, rank)
             wanted.append(left if tail_norm(moved, left, rank) < before else rank)
         result = algorithm.train(broadcast, chunk, task)
         assert result.ledger.rank.tolist() == wanted
-        assert result.state["most adapter rank"].tolist() == wanted
-        bits = [dense_wire_bits(rank * (64 + 16 + 16 + 10), np.dtype(np.float32)) for rank in wanted]
+        bits = [dense_wire_bits(rank * LONG, np.dtype(np.float32)) for rank in wanted]
         assert result.ledger.uplink_bits.tolist() == bits
         fallen += int((most > np.array(wanted)).sum())
         most = np.array(wanted)
-        step = algorithm.step({**algorithm.init(task), **server}, broadcast, result.partial, task, round_index)
-        server = algorithm.final(step)
+        server = algorithm.step(server, broadcast, result.partial, task, round_index)
+        assert server[MOST_RANK].tolist() == wanted
     assert fallen > 0
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from narrowcast.algorithms.client.client_pass import Arrived, Contribution
-from narrowcast.algorithms.client.sums import SumLayout
+from narrowcast.algorithms.client.sums import CLIENT, EACH, SumLayout
 from narrowcast.algorithms.client.uploads import Columns, Message
 from narrowcast.algorithms.codecs.chain import refuse_stateful
 from narrowcast.algorithms.codecs.messages import DensePayload
@@ -59,8 +59,10 @@ from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, Local
 _ROUND = DOWNLOAD.name("adapters round")
 _FROZEN = PrefixedArrays(SERVER_ONLY.name("frozen/"))
 """The factors that stay as drawn: they complete the global model, and are never sent."""
-_MOST_RANK = "most adapter rank"
-"""Of each client that prunes: its own state."""
+_MOST_RANK = SERVER_ONLY.name("most adapter rank")
+"""The rank [U] above which each client does not go, as its last pruned upload said."""
+_PRUNED = "pruned"
+"""The array of `EACH` that says which clients have lowered their rank."""
 
 
 def truncated(
@@ -248,19 +250,17 @@ class LoRA(Averaging):
         """Return x, the factors that stay as drawn, and the frozen weights if they move."""
         frozen = {name: values for name, values in task.initial_parameters().items() if self._keeps(name)}
         weights = unmerged(_adapters(task).adapted_weights(task.data)) if self._merges else {}
-        return {**super().init(task), **_FROZEN.add(frozen), **weights}
+        return {**super().init(task), **_FROZEN.add(frozen), **weights, **self._most_ranks(task)}
+
+    def _most_ranks(self, task: Task) -> Arrays:
+        if self.pruning is None:
+            return {}
+        largest = AdapterRanks.of(super().parameters(task)).largest
+        return {_MOST_RANK: np.full(task.data.n_clients, largest, dtype=np.int64)}
 
     def parameters(self, task: Task) -> Arrays:
         """Return what clients train, in some rounds at least."""
         return {name: values for name, values in super().parameters(task).items() if not self._keeps(name)}
-
-    def init_clients(self, task: Task) -> Arrays:
-        """Return what clients keep, and the rank above which a client that prunes does not go."""
-        kept = super().init_clients(task)
-        if self.pruning is None:
-            return kept
-        largest = AdapterRanks.of(super().parameters(task)).largest
-        return {**kept, _MOST_RANK: np.full(task.data.n_clients, largest, dtype=np.int64)}
 
     # Client half
 
@@ -271,7 +271,7 @@ class LoRA(Averaging):
         columns = sizes.columns(self.rank_policy, chunk, task)
         if self.pruning is None:
             return columns
-        return sizes.first(np.minimum(columns.ranks, chunk.state[_MOST_RANK]))
+        return sizes.first(np.minimum(columns.ranks, broadcast[_MOST_RANK][chunk.clients]))
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
         """Return the names of what trains in this round."""
@@ -314,8 +314,8 @@ class LoRA(Averaging):
         sent = replace(contribution, tensors=in_columns(arrived.tensors), each={RANK: ranks})
         if self.pruning is None:
             return sent
-        pruned = arrived.delivered & (ranks < self._columns(broadcast, chunk, task).ranks)
-        return replace(sent, state={**sent.state, _MOST_RANK: np.where(pruned, ranks, chunk.state[_MOST_RANK])})
+        pruned = ranks < self._columns(broadcast, chunk, task).ranks
+        return replace(sent, each={**sent.each, CLIENT: chunk.clients, _PRUNED: pruned})
 
     # Server half
 
@@ -324,6 +324,8 @@ class LoRA(Averaging):
         sent, model = super().broadcast(server, task, round_index), model_of(server)
         if self.share == "alternate" or self.rank_policy is not None:
             sent = replace(sent, arrays={**sent.arrays, _ROUND: np.array(round_index)})
+        if self.pruning is not None:
+            sent = replace(sent, arrays={**sent.arrays, _MOST_RANK: server[_MOST_RANK]})
         if self._merges:
             drawn = {name for name in model if self.combine == "stack" and is_factor(name)}
             means = {name: values for name, values in model.items() if name not in drawn}
@@ -341,6 +343,11 @@ class LoRA(Averaging):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step, and the frozen weights with what is added to them."""
         after = super().step(server, broadcast, total, task, round_index)
+        if self.pruning is not None:
+            each, most = EACH.of(total), server[_MOST_RANK].copy()
+            pruned = each[_PRUNED]
+            most[each[CLIENT][pruned]] = each[RANK][pruned]
+            after = {**after, _MOST_RANK: most}
         if not self._merges:
             return after
         shares, each, masks = trained_by_clients(model_of(server), total)
@@ -431,12 +438,15 @@ class LoRA(Averaging):
     def download_bits(
         self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
-        """Return the size of the columns that each recipient trains by the policy, [C]; None if it is sent all."""
+        """Return the size of the columns that each recipient trains, [C]; None if it is sent all."""
         policy = self.rank_policy
         if policy is None or self._merges or policy.kind == "channel":
             return super().download_bits(server, broadcast, task, recipients)
-        ranks = AdapterRanks.of(model_of(server))
-        return ranks.bits[ranks.chosen(policy, task, recipients.clients, recipients.round_index)]
+        sizes = AdapterRanks.of(model_of(server))
+        ranks = sizes.chosen(policy, task, recipients.clients, recipients.round_index)
+        if self.pruning is not None:
+            ranks = np.minimum(ranks, server[_MOST_RANK][recipients.clients])
+        return sizes.bits[ranks]
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
         """Return a partial sum with its changes times `factor`; None where rounds have changes of other tensors."""
