@@ -37,21 +37,19 @@ MOST_TOKENS = 200_000_000
 
 def tokenizer_of(file: Path) -> Any:
     """Return the tokenizer of a tokenizer.json, or of a model in a GGUF file; raise `UserError` if it has none."""
-    check_installed("tokenizers", "data.tokenizer")
     path = located(file, "tokenizer")
+    in_gguf = path.suffix == ".gguf"
+    for library in ("transformers", "gguf") if in_gguf else ("tokenizers",):
+        check_installed(library, f"data.tokenizer = {path}")
     try:
-        if path.suffix != ".gguf":
-            from tokenizers import Tokenizer
+        if in_gguf:
+            from transformers import AutoTokenizer
 
-            return Tokenizer.from_file(str(path))
-        for library in ("transformers", "gguf"):
-            check_installed(library, f"data.tokenizer = {path}")
-        from transformers import AutoTokenizer
+            read: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+            return read.backend_tokenizer
+        from tokenizers import Tokenizer
 
-        read: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-        return read.backend_tokenizer
-    except UserError:
-        raise
+        return Tokenizer.from_file(str(path))
     except Exception as error:  # the libraries raise nothing more exact
         raise UserError(f"data.tokenizer = {path}: {error}; give a tokenizer.json, or a .gguf file") from error
 
