@@ -20,7 +20,7 @@ from narrowcast.platform.models.model import Split
 from narrowcast.platform.rounds.loop import LocalExecutor, rounds
 from narrowcast.platform.rounds.outcome import Outcome
 from narrowcast.platform.rounds.state import Run
-from narrowcast.platform.tracking.figures import new_figure
+from narrowcast.platform.tracking.figures import log_axis, new_figure
 from narrowcast.runs.significance import compare_paired
 from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.tables import MeasuredTable, Measurements
@@ -233,19 +233,23 @@ class Comparison:
     def plot(self, lines: Lines, path: Path) -> None:
         """Draw the metric of each method over the megabytes, or over the seconds if there is a target."""
         figure, (axes,) = new_figure(self.title, 1)
-        spent = ("seconds",) if self.target else ("up", "down")
+        spent, all_costs = ("seconds",) if self.target else ("up", "down"), list[float]()
         for place, method in enumerate(self.methods):
-            if self.last(lines, method, "test"):
+            if reached := self.last(lines, method, "test"):
                 marks = range(self.setting.every, self.rounds(method) + 1, self.setting.every)
                 curve = [np.mean(by_seed(lines, method, "test", of_round)) for of_round in marks]
                 turn, colour = divmod(place, 10)
                 costs = [total(lines, method, of_round, spent) for of_round in marks]
+                if not any(costs):
+                    axes.axhline(float(np.mean(reached)), color=f"C{colour}", linestyle=":", label=method)
+                    continue
                 (drawn,) = axes.plot(costs, curve, f"C{colour}", linestyle=("-", ":")[turn], marker="os"[turn])
                 drawn.set(markersize=4, label=method)
+                all_costs += costs
         if base := self.of_base(lines):
             axes.axhline(float(np.mean(base)), color="0.6", linestyle="--", label="base")
-        label = "simulated seconds" if self.target else "uplink and downlink (MB)"
-        axes.set(xlabel=label, ylabel=self.setting.label, xscale="log")
+        axes.set(xlabel="simulated seconds" if self.target else "uplink and downlink (MB)", ylabel=self.setting.label)
+        log_axis(axes, np.array(all_costs))
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         figure.savefig(path, dpi=100, bbox_inches="tight")
 
