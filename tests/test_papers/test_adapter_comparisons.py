@@ -20,7 +20,7 @@ COMPARISONS = {
     **{"lora-sotu": table.BY_SGD, "lora-sotu-more": table.MORE_BY_SGD, "lora-sotu-adamw": table.BY_ADAMW},
     **{"lora-bits": table.IN_FEW_BITS, "lora-links": table.OVER_LINKS},
     **{"lora-ranks": table.OF_RANKS, "lora-channel": table.OVER_A_CHANNEL},
-    "lora-spam": mails.BY_MAILS,
+    **{"lora-spam": mails.BY_MAILS, "lora-spam-domains": mails.BY_DOMAINS, "lora-personal": table.WITH_OWN},
 }
 SMALL = Comparison(
     PRESIDENTS,
