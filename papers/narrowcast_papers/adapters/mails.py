@@ -36,6 +36,8 @@ METHODS: Mapping[str, Method] = {
     "FedAvg, 2 bits, coded download": Method(
         {"kind": "fedavg", "codec": quantised(TWO), **DOWN}, fields=HELD, first_rate=RATES[4]
     ),
+    "SCoLR, float32": Method({"kind": "scolr", "rank": 4}, fields=HELD, first_rate=RATES[3]),
+    "CoLR, rank 4, float32": Method({"kind": "colr", "rank": 4}, fields=HELD, first_rate=RATES[3]),
 }
 BY_MAILS = Comparison(
     MAILS,
