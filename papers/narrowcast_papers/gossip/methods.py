@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.studies.results import Line, Lines, as_text
+from narrowcast.studies.results import Line, Lines
 from narrowcast.studies.tuning import Choice, Point, climbed_on
 from narrowcast_papers.gossip.digits import TEST_SEEDS, TUNING_SEEDS
 
@@ -47,12 +47,6 @@ class Method:
             Choice(what, name, value, grid, len(TUNING_SEEDS), most=most)
             for name, value, grid, most in zip(("rate", "gamma"), best, grids, (np.inf, GAMMAS[-1]), strict=False)
         ]
-
-
-def at(lines: Lines, point: Point) -> Lines:
-    """Return the lines of runs at a point."""
-    rate, gamma = map(as_text, padded(point))
-    return [line for line in lines if (line["rate"], line["gamma"]) == (rate, gamma)]
 
 
 def padded(point: Point) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def in_gguf(name: str, values: Any) -> tuple[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """A Llama of random weights, and a folder with it in a GGUF file."""
     from gguf import GGUFWriter
 
@@ -53,9 +52,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Pat
         library = zoo._transformers()
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS}
-    norm = {"rms_norm_eps": 1e-5}
-    model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=len(TOKENS), **norm, **sizes, **heads)).eval()
+    shape = {"num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS, "rms_norm_eps": 1e-5}
+    model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=len(TOKENS), **sizes, **shape)).eval()
     folder = tmp_path_factory.mktemp("tiny")
     writer = GGUFWriter(str(folder / "tiny.gguf"), "llama")
     writer.add_context_length(64)
@@ -79,7 +77,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Pat
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    yield model, folder
+    return model, folder
 
 
 def test_a_gguf_file_has_the_scores_of_the_model_that_was_written(

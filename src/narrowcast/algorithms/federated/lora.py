@@ -56,11 +56,11 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.traits import Traits
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates, PrefixedArrays
 
-_ROUND = DOWNLOAD.name("adapters round")
+_ROUND, _RANKS = DOWNLOAD.name("adapters round"), DOWNLOAD.name("most adapter rank")
 _FROZEN = PrefixedArrays(SERVER_ONLY.name("frozen/"))
 """The factors that stay as drawn: they complete the global model, and are never sent."""
 _MOST_RANK = SERVER_ONLY.name("most adapter rank")
-"""The rank [U] above which each client does not go, as its last pruned upload said."""
+"""The rank [U] above which each client does not go, as its last pruned upload said; clients read it as `_RANKS`."""
 _PRUNED = "pruned"
 """The array of `EACH` that says which clients have lowered their rank."""
 
@@ -271,7 +271,7 @@ class LoRA(Averaging):
         columns = sizes.columns(self.rank_policy, chunk, task)
         if self.pruning is None:
             return columns
-        return sizes.first(np.minimum(columns.ranks, broadcast[_MOST_RANK][chunk.clients]))
+        return sizes.first(np.minimum(columns.ranks, broadcast[_RANKS][chunk.clients]))
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
         """Return the names of what trains in this round."""
@@ -325,7 +325,7 @@ class LoRA(Averaging):
         if self.share == "alternate" or self.rank_policy is not None:
             sent = replace(sent, arrays={**sent.arrays, _ROUND: np.array(round_index)})
         if self.pruning is not None:
-            sent = replace(sent, arrays={**sent.arrays, _MOST_RANK: server[_MOST_RANK]})
+            sent = replace(sent, arrays={**sent.arrays, _RANKS: server[_MOST_RANK]})
         if self._merges:
             drawn = {name for name in model if self.combine == "stack" and is_factor(name)}
             means = {name: values for name, values in model.items() if name not in drawn}
@@ -344,9 +344,9 @@ class LoRA(Averaging):
         """Return x after the server's step, and the frozen weights with what is added to them."""
         after = super().step(server, broadcast, total, task, round_index)
         if self.pruning is not None:
-            each, most = EACH.of(total), server[_MOST_RANK].copy()
-            pruned = each[_PRUNED]
-            most[each[CLIENT][pruned]] = each[RANK][pruned]
+            uploads, most = EACH.of(total), server[_MOST_RANK].copy()
+            pruned = uploads[_PRUNED]
+            most[uploads[CLIENT][pruned]] = uploads[RANK][pruned]
             after = {**after, _MOST_RANK: most}
         if not self._merges:
             return after
